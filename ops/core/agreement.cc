@@ -1,0 +1,146 @@
+// The check is a dissemination: in round k a rank tells rank + 2^k what it knows and hears from
+// rank - 2^k, so after ceil(log2 size) rounds every rank has heard, directly or not, from every
+// other. What it knows is one hash and whether all hashes so far were equal to it; if two differ
+// anywhere, every rank's last answer is "not equal".
+
+#include "agreement.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <sstream>
+
+#include "error.h"
+
+namespace adasum {
+
+namespace {
+
+struct Verdict {
+  uint64_t hash;
+  uint64_t equal;
+};
+
+bool AllEqual(Transport& transport, uint64_t hash) {
+  const int rank = transport.rank(), size = transport.size();
+  Verdict mine{hash, 1};
+  for (int distance = 1; distance < size; distance *= 2) {
+    Verdict heard{};
+    transport.SendReceive(&mine, sizeof mine, (rank + distance) % size, &heard, sizeof heard,
+                          (rank - distance + size) % size);
+    mine.equal = mine.equal && heard.equal && heard.hash == hash;
+  }
+  return mine.equal != 0;
+}
+
+std::string Join(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += line + '\n';
+  return text;
+}
+
+std::vector<std::string> Split(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+// Every rank's text, by rank.
+std::vector<std::string> GatherTexts(Transport& transport, const std::string& mine) {
+  const int rank = transport.rank(), size = transport.size();
+  std::vector<std::string> texts(size);
+  texts[rank] = mine;
+  for (int distance = 1; distance < size; ++distance) {
+    const int to = (rank + distance) % size, from = (rank - distance + size) % size;
+    const int64_t bytes = static_cast<int64_t>(mine.size());
+    int64_t coming = 0;
+    transport.SendReceive(&bytes, sizeof bytes, to, &coming, sizeof coming, from);
+    texts[from].resize(static_cast<size_t>(coming));
+    transport.SendReceive(mine.data(), bytes, to, texts[from].data(), coming, from);
+  }
+  return texts;
+}
+
+// "ranks 0-2, 5", from ascending numbers.
+std::string NameRanks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    if (i > 0) text += ", ";
+    text += std::to_string(ranks[i]);
+    if (last > i) text += (last > i + 1 ? "-" : ", ") + std::to_string(ranks[last]);
+    i = last;
+  }
+  return text;
+}
+
+std::string Explain(const std::vector<std::string>& texts) {
+  constexpr int kShown = 8;
+  std::vector<std::vector<std::string>> facts;
+  size_t longest = 0;
+  for (const std::string& text : texts) {
+    facts.push_back(Split(text));
+    longest = std::max(longest, facts.back().size());
+  }
+  std::string message = "the ranks disagree about this call:";
+  int differences = 0;
+  for (size_t line = 0; line < longest; ++line) {
+    std::map<std::string, std::vector<int>> ranks_by_fact;
+    for (size_t rank = 0; rank < facts.size(); ++rank) {
+      const bool has = line < facts[rank].size();
+      ranks_by_fact[has ? facts[rank][line] : "nothing more"].push_back(static_cast<int>(rank));
+    }
+    if (ranks_by_fact.size() == 1) continue;
+    if (++differences > kShown) continue;
+    const char* separator = "\n  ";
+    for (const auto& [fact, ranks] : ranks_by_fact) {
+      message += separator + NameRanks(ranks) + " with " + fact;
+      separator = "; ";
+    }
+  }
+  if (differences > kShown) {
+    message += "\n  and " + std::to_string(differences - kShown) + " more differences";
+  }
+  return message;
+}
+
+}  // namespace
+
+void Hasher::Add(const std::string& text) {
+  Add(text.size());
+  for (const char c : text) Add(static_cast<unsigned char>(c));
+}
+
+void Hasher::Add(const void* data, int64_t bytes) {
+  // One multiplication after the other would wait for each other; independent lanes do not.
+  constexpr int kLanes = 4;
+  constexpr int64_t kBlock = kLanes * sizeof(uint64_t);
+  const char* at = static_cast<const char*>(data);
+  uint64_t lanes[kLanes] = {1, 2, 3, 4}, words[kLanes];
+  const auto mix = [&] {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] = (lanes[lane] ^ words[lane]) * 0x9e3779b97f4a7c15u;
+      lanes[lane] ^= lanes[lane] >> 32;
+    }
+  };
+  int64_t rest = bytes;
+  for (; rest >= kBlock; rest -= kBlock, at += kBlock) {
+    std::memcpy(words, at, kBlock);
+    mix();
+  }
+  std::memset(words, 0, kBlock);
+  if (rest > 0) std::memcpy(words, at, static_cast<size_t>(rest));
+  mix();
+  for (const uint64_t lane : lanes) Add(lane);
+  Add(static_cast<uint64_t>(bytes));
+}
+
+void Agree(Transport& transport, const CallSignature& signature) {
+  if (AllEqual(transport, signature.Hash())) return;
+  throw Error(ErrorKind::kDisagreement,
+              Explain(GatherTexts(transport, Join(signature.Describe()))));
+}
+
+}  // namespace adasum

@@ -1,0 +1,46 @@
+// Do all ranks call the same thing? Asked before any data moves, so that a difference between ranks
+// ends in an error on every rank that names them, and not in a hang or in mixed-up data.
+#ifndef TF_ADASUM_OPS_CORE_AGREEMENT_H_
+#define TF_ADASUM_OPS_CORE_AGREEMENT_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transport.h"
+
+namespace adasum {
+
+// What has to be equal on all ranks: an ordered list of facts about a call, such as {"op",
+// "adasum"}. Facts are kept as words of a hash as long as all is well; describe() is only called
+// once the ranks are known to differ.
+class CallSignature {
+ public:
+  virtual ~CallSignature() = default;
+  virtual uint64_t Hash() const = 0;
+  // One fact a line, "what: value".
+  virtual std::vector<std::string> Describe() const = 0;
+};
+
+// FNV-1a over 64-bit words; equal on every rank for equal words.
+class Hasher {
+ public:
+  void Add(uint64_t word) { hash_ = (hash_ ^ word) * 0x100000001b3u + (hash_ >> 47); }
+  void Add(const std::string& text);
+  // Any amount of data, near memory bandwidth.
+  void Add(const void* data, int64_t bytes);
+  uint64_t hash() const { return hash_; }
+
+ private:
+  uint64_t hash_ = 0xcbf29ce484222325u;
+};
+
+// Returns when every rank has come with an equal signature, so it is a barrier too. Throws
+// Error(kDisagreement) on every rank if the signatures are not all equal; the transport stays
+// usable.
+void Agree(Transport& transport, const CallSignature& signature);
+
+}  // namespace adasum
+
+#endif  // TF_ADASUM_OPS_CORE_AGREEMENT_H_

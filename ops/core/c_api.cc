@@ -1,0 +1,231 @@
+#include "c_api.h"
+
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "communicator.h"
+#include "error.h"
+#include "transport_mpi.h"
+#include "transport_threads.h"
+
+namespace {
+
+using adasum::Communicator;
+using adasum::DType;
+using adasum::Error;
+using adasum::ErrorKind;
+using adasum::MpiTransport;
+using adasum::Op;
+using adasum::TensorSpec;
+
+thread_local std::string last_error;
+
+// The process's place among the ranks, between adasum_init and adasum_shutdown. The communicator
+// owns the transport.
+std::shared_ptr<Communicator> world;
+std::mutex world_mutex;
+
+std::shared_ptr<Communicator> World() {
+  std::lock_guard<std::mutex> lock(world_mutex);
+  if (world == nullptr) {
+    throw Error(ErrorKind::kState, "tf_adasum is not initialized: call tf_adasum.init() first");
+  }
+  return world;
+}
+
+MpiTransport& MpiOf(Communicator& communicator) {
+  return static_cast<MpiTransport&>(communicator.transport());
+}
+
+template <typename Body>
+int Guard(Body body) {
+  try {
+    body();
+    return ADASUM_OK;
+  } catch (const Error& error) {
+    last_error = error.what();
+    return static_cast<int>(error.kind());
+  } catch (const std::bad_alloc&) {
+    last_error = "out of memory for the fusion buffer or for the result";
+    return ADASUM_INTERNAL;
+  } catch (const std::exception& error) {
+    last_error = error.what();
+    return ADASUM_INTERNAL;
+  }
+}
+
+Op ToOp(int op) {
+  if (op < ADASUM_OP_ADASUM || op > ADASUM_OP_AVERAGE) {
+    throw Error(ErrorKind::kInvalidArgument,
+                "`op` must be 0 (Adasum), 1 (Sum) or 2 (Average). Received: " + std::to_string(op));
+  }
+  return static_cast<Op>(op);
+}
+
+std::vector<TensorSpec> Specs(const AdasumTensor* tensors, int64_t count) {
+  std::vector<TensorSpec> specs;
+  specs.reserve(static_cast<size_t>(count));
+  for (int64_t t = 0; t < count; ++t) {
+    const AdasumTensor& tensor = tensors[t];
+    specs.push_back({static_cast<DType>(tensor.dtype), tensor.dtype_name, tensor.item_bytes,
+                     tensor.dims, tensor.rank});
+  }
+  return specs;
+}
+
+std::vector<const void*> Data(const AdasumTensor* tensors, int64_t count) {
+  std::vector<const void*> data;
+  data.reserve(static_cast<size_t>(count));
+  for (int64_t t = 0; t < count; ++t) data.push_back(tensors[t].data);
+  return data;
+}
+
+}  // namespace
+
+int adasum_init(const void* comm) {
+  return Guard([&] {
+    std::lock_guard<std::mutex> lock(world_mutex);
+    if (world != nullptr) {
+      throw Error(ErrorKind::kState, "tf_adasum is already initialized: call shutdown() first");
+    }
+    world = std::make_shared<Communicator>(MpiTransport::Create(comm));
+  });
+}
+
+int adasum_shutdown(void) {
+  return Guard([&] {
+    std::shared_ptr<Communicator> leaving;
+    {
+      std::lock_guard<std::mutex> lock(world_mutex);
+      leaving = std::move(world);
+      world = nullptr;
+    }
+    if (leaving == nullptr) return;
+    leaving->Leave();
+  });
+}
+
+void adasum_finalize(void) { adasum::FinalizeMpi(); }
+
+int adasum_is_initialized(void) {
+  std::lock_guard<std::mutex> lock(world_mutex);
+  return world != nullptr;
+}
+
+int adasum_topology(AdasumTopology* topology) {
+  return Guard([&] {
+    const adasum::Topology& t = MpiOf(*World()).topology();
+    *topology = {t.rank, t.size, t.local_rank, t.local_size, t.cross_rank, t.cross_size};
+  });
+}
+
+void adasum_abort(int exit_code) {
+  // Not World(): the lock may be held by a thread that will never give it back.
+  if (const std::shared_ptr<Communicator> communicator = world) {
+    MpiOf(*communicator).Abort(exit_code);
+  }
+  std::_Exit(exit_code);
+}
+
+const char* adasum_last_error(void) { return last_error.c_str(); }
+
+const char* adasum_mpi_built_for(void) {
+  static const std::string text = adasum::MpiBuiltFor();
+  return text.c_str();
+}
+
+const char* adasum_mpi_running(void) {
+  static const std::string text = adasum::MpiRunning();
+  return text.c_str();
+}
+
+const char* adasum_mpi_thread_level(void) {
+  thread_local std::string text;
+  text = adasum::MpiThreadLevel();
+  return text.c_str();
+}
+
+int adasum_allreduce(const AdasumTensor* inputs, void* const* outputs, int64_t count, int op,
+                     const char* name) {
+  return Guard([&] {
+    World()->Allreduce(Specs(inputs, count), Data(inputs, count).data(), outputs, ToOp(op), name);
+  });
+}
+
+int adasum_sync(const AdasumTensor* values, const void* const* starts, void* const* new_values,
+                void* const* new_starts, int64_t count, int op, const char* name, int* identical) {
+  return Guard([&] {
+    const adasum::Report report = World()->Sync(Specs(values, count), Data(values, count).data(),
+                                                starts, new_values, new_starts, ToOp(op), name);
+    if (identical != nullptr) *identical = report.identical() ? 1 : 0;
+  });
+}
+
+int adasum_broadcast(const AdasumTensor* tensors, void* const* outputs, int64_t count, int root,
+                     const char* name, int* changed) {
+  return Guard([&] {
+    const bool differed =
+        World()->Broadcast(Specs(tensors, count), Data(tensors, count).data(), outputs, root, name);
+    if (changed != nullptr) *changed = differed ? 1 : 0;
+  });
+}
+
+int adasum_allgather(const AdasumTensor* input, AdasumAllocate allocate, void* context,
+                     const char* name) {
+  return Guard([&] {
+    World()->Allgather(
+        Specs(input, 1)[0], input->data, [&](int64_t rows) { return allocate(rows, context); },
+        name);
+  });
+}
+
+int adasum_barrier(const char* name) {
+  return Guard([&] { World()->Barrier(name); });
+}
+
+int adasum_simulate(int ranks, const AdasumTensor* inputs, void* const* outputs,
+                    const int64_t* counts, int op) {
+  return Guard([&] {
+    if (ranks < 1) {
+      throw Error(ErrorKind::kInvalidArgument,
+                  "a simulation needs at least one rank. Received: " + std::to_string(ranks));
+    }
+    adasum::ThreadWorld threads_world(ranks);
+    std::mutex error_mutex;
+    std::exception_ptr first_error;
+    const auto fail = [&](bool abort) {
+      {
+        std::lock_guard<std::mutex> lock(error_mutex);
+        if (first_error == nullptr) first_error = std::current_exception();
+      }
+      if (abort) threads_world.Abort();
+    };
+    std::vector<std::thread> threads;
+    int64_t first_tensor = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const int64_t count = counts[rank];
+      threads.emplace_back([&, rank, count, first_tensor] {
+        try {
+          Communicator communicator(threads_world.Join(rank));
+          const AdasumTensor* own = inputs + first_tensor;
+          communicator.Allreduce(Specs(own, count), Data(own, count).data(), outputs + first_tensor,
+                                 ToOp(op), "");
+        } catch (const Error& error) {
+          // A disagreement comes to every rank by itself, after messages that an abort would cut
+          // off.
+          fail(error.kind() != ErrorKind::kDisagreement);
+        } catch (...) {
+          fail(true);
+        }
+      });
+      first_tensor += count;
+    }
+    for (std::thread& thread : threads) thread.join();
+    if (first_error != nullptr) std::rethrow_exception(first_error);
+  });
+}

@@ -1,0 +1,110 @@
+/* The core as a flat C interface: what the TensorFlow ops, Python's ctypes and other languages link
+ * against.
+ *
+ * Every function that can fail returns 0 or one of AdasumStatus; adasum_last_error() then gives the
+ * text, for the calling thread. Collectives may be called from any thread; within one process they
+ * run one at a time. All counts, dimensions and byte numbers are 64-bit. */
+#ifndef TF_ADASUM_OPS_CORE_C_API_H_
+#define TF_ADASUM_OPS_CORE_C_API_H_
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ADASUM_EXPORT __attribute__((visibility("default")))
+
+typedef enum {
+  ADASUM_OK = 0,
+  ADASUM_INVALID_ARGUMENT = 1, /* wrong whatever the other ranks pass */
+  ADASUM_DISAGREEMENT = 2,     /* the ranks pass different things; returned on every rank */
+  ADASUM_TRANSPORT = 3,        /* the message layer failed */
+  ADASUM_STATE = 4,            /* not initialised, or MPI is already finalized */
+  ADASUM_INTERNAL = 5
+} AdasumStatus;
+
+typedef enum {
+  ADASUM_OTHER = 0, /* moved as bytes by broadcast and allgather, refused by allreduce */
+  ADASUM_FLOAT16 = 1,
+  ADASUM_BFLOAT16 = 2,
+  ADASUM_FLOAT32 = 3,
+  ADASUM_FLOAT64 = 4
+} AdasumDType;
+
+typedef enum { ADASUM_OP_ADASUM = 0, ADASUM_OP_SUM = 1, ADASUM_OP_AVERAGE = 2 } AdasumOp;
+
+/* A dense tensor in host memory, row-major. */
+typedef struct {
+  const void* data;
+  const int64_t* dims;
+  int64_t item_bytes;
+  const char* dtype_name; /* for error texts; must be equal on all ranks */
+  int32_t rank;           /* number of dims */
+  int32_t dtype;          /* AdasumDType */
+} AdasumTensor;
+
+typedef struct {
+  int32_t rank, size;
+  int32_t local_rank, local_size; /* among the ranks of this host */
+  int32_t cross_rank, cross_size; /* among the ranks of all hosts with this local rank */
+} AdasumTopology;
+
+/* comm: pointer to an MPI_Comm, which is duplicated, or null for MPI_COMM_WORLD. Collective over
+ * comm. */
+ADASUM_EXPORT int adasum_init(const void* comm);
+/* Collective: every rank must come, or all get ADASUM_DISAGREEMENT. What this process held is given
+ * back in either case. MPI stays, so that adasum_init may be called again. */
+ADASUM_EXPORT int adasum_shutdown(void);
+/* The process's last call: finalizes MPI if adasum_init had initialised it. */
+ADASUM_EXPORT void adasum_finalize(void);
+ADASUM_EXPORT int adasum_is_initialized(void);
+ADASUM_EXPORT int adasum_topology(AdasumTopology* topology);
+/* Ends every rank of the communicator; does not return. */
+ADASUM_EXPORT void adasum_abort(int exit_code);
+ADASUM_EXPORT const char* adasum_last_error(void);
+
+/* "Open MPI" or "MPICH": what this library was compiled for. */
+ADASUM_EXPORT const char* adasum_mpi_built_for(void);
+/* The first line of MPI_Get_library_version of what is loaded. */
+ADASUM_EXPORT const char* adasum_mpi_running(void);
+ADASUM_EXPORT const char* adasum_mpi_thread_level(void);
+
+/* Reduces each tensor over the ranks, each by itself. outputs[i] has the size of inputs[i] and may
+ * be the same memory. name, which may be empty, must be equal on all ranks. */
+ADASUM_EXPORT int adasum_allreduce(const AdasumTensor* inputs, void* const* outputs, int64_t count,
+                                   int op, const char* name);
+
+/* Brings ranks that trained on their own together: delta = value - start is reduced, and start +
+ * result is written to new_values, and to new_starts where that is not null. Either may be the
+ * memory that was read. The starts must be equal on all ranks, like the number, dtypes and shapes.
+ * Nothing is written where an error is returned. identical, which may be null, is set to 1 if all
+ * ranks seem to have had the same deltas (found with ADASUM_OP_ADASUM only). */
+ADASUM_EXPORT int adasum_sync(const AdasumTensor* values, const void* const* starts,
+                              void* const* new_values, void* const* new_starts, int64_t count,
+                              int op, const char* name, int* identical);
+
+/* Copies root's tensors to every rank, in place. changed, which may be null, is set to 1 if any bit
+ * of this rank's tensors was different. */
+ADASUM_EXPORT int adasum_broadcast(const AdasumTensor* tensors, void* const* outputs, int64_t count,
+                                   int root, const char* name, int* changed);
+
+/* Puts the ranks' tensors one after the other along the first dimension, in which alone they may
+ * differ. allocate is called once, with that dimension's sum, and returns where the result goes, or
+ * null to give up. */
+typedef void* (*AdasumAllocate)(int64_t first_dimension, void* context);
+ADASUM_EXPORT int adasum_allgather(const AdasumTensor* input, AdasumAllocate allocate,
+                                   void* context, const char* name);
+
+ADASUM_EXPORT int adasum_barrier(const char* name);
+
+/* adasum_allreduce with ranks that are threads of this process. The ranks' tensors follow one
+ * another in inputs and outputs, counts[r] of them for rank r. Needs no adasum_init. */
+ADASUM_EXPORT int adasum_simulate(int ranks, const AdasumTensor* inputs, void* const* outputs,
+                                  const int64_t* counts, int op);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TF_ADASUM_OPS_CORE_C_API_H_ */

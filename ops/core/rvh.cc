@@ -1,0 +1,212 @@
+#include "rvh.h"
+
+#include <cmath>
+#include <vector>
+
+namespace adasum {
+
+namespace {
+
+class Rvh {
+ public:
+  Rvh(Transport& transport, const Kernels& kernels, const Layout& layout, Op op, void* buffer,
+      void* scratch)
+      : transport_(transport),
+        kernels_(kernels),
+        layout_(layout),
+        op_(op),
+        x_(static_cast<char*>(buffer)),
+        received_(static_cast<char*>(scratch)) {
+    leaves_ = 1;
+    while (leaves_ * 2 <= transport.size()) leaves_ *= 2;
+    pairs_ = transport.size() - leaves_;
+  }
+
+  Report Run() {
+    const int rank = transport_.rank();
+    const Range x = layout_.whole();
+    if (rank >= 2 * pairs_) {
+      leaf_ = rank - pairs_;
+      Tree(x, 1);
+    } else {
+      leaf_ = rank / 2;
+      RunPaired(x);
+    }
+    return report_;
+  }
+
+ private:
+  // The two halves of a range, seen from one of the two neighbours that share it.
+  struct Halves {
+    Range mine;
+    Range theirs;
+  };
+
+  // The ranks over which the dot products of a level are summed, and how many ranks stand behind
+  // either side.
+  struct Group {
+    std::vector<int> ranks;
+    int position;
+    int behind_a;
+    int behind_b;
+  };
+
+  // A rank that shares its leaf with its neighbour: the even one of the two goes on into the tree
+  // with the result.
+  void RunPaired(Range x) {
+    const bool left = transport_.rank() % 2 == 0;
+    const int nghr = left ? transport_.rank() + 1 : transport_.rank() - 1;
+    const Group pair{{2 * leaf_, 2 * leaf_ + 1}, left ? 0 : 1, 1, 1};
+    const Halves halves = HalveAndCombine(x, left, nghr, pair);
+    if (left) {
+      transport_.Receive(At(halves.theirs), Bytes(halves.theirs), nghr);
+      Tree(x, 1);
+      transport_.Send(At(x), Bytes(x), nghr);
+    } else {
+      transport_.Send(At(halves.mine), Bytes(halves.mine), nghr);
+      transport_.Receive(At(x), Bytes(x), nghr);
+    }
+  }
+
+  // Algorithm 1, with ranks counted as leaves of the tree. Its line numbers stand at the right.
+  void Tree(Range x, int d) {
+    if (d >= leaves_) return;
+    const bool left = leaf_ / d % 2 == 0;                                       // 2
+    const int nghr = RankOfLeaf(left ? leaf_ + d : leaf_ - d);                  // 3, 8
+    const Halves halves = HalveAndCombine(x, left, nghr, GroupOfLevel(2 * d));  // 4-18
+    Tree(halves.mine, 2 * d);                                                   // 19
+    transport_.SendReceive(At(halves.mine), Bytes(halves.mine), nghr,           // 22
+                           At(halves.theirs), Bytes(halves.theirs), nghr);      // 23, 24
+  }
+
+  // Lines 1 to 18: leaves the combined half in place and returns which one it is.
+  Halves HalveAndCombine(Range x, bool left, int nghr, const Group& group) {
+    const int64_t mid = x.begin + x.size() / 2;  // 1
+    const Halves halves =
+        left ? Halves{{x.begin, mid}, {mid, x.end}} : Halves{{mid, x.end}, {x.begin, mid}};
+    transport_.SendReceive(At(halves.theirs), Bytes(halves.theirs), nghr,  // 4, 9
+                           received_, Bytes(halves.mine), nghr);           // 6, 10
+    const char* own = At(halves.mine);
+    const char* a = left ? own : received_;                                  // 5, 10
+    const char* b = left ? received_ : own;                                  // 6, 11
+    Combine(halves.mine, a, b, PairCoefficients(halves.mine, a, b, group));  // 15-18
+    return halves;
+  }
+
+  std::vector<Coefficients> PairCoefficients(Range range, const char* a, const char* b,
+                                             const Group& group) {
+    if (op_ != Op::kAdasum) return std::vector<Coefficients>(layout_.tensors(), Weights(group));
+    const std::vector<DotProducts> v = Dots(range, a, b, group, {});
+    std::vector<Coefficients> coefficients;
+    coefficients.reserve(v.size());
+    bool rescale = false;
+    for (const DotProducts& dots : v) {
+      coefficients.push_back(AdasumCoefficients(dots));
+      rescale = rescale || (kernels_.squares_may_overflow && OutOfRange(dots));
+      report_.all_equal = report_.all_equal && dots.ab == dots.aa && dots.ab == dots.bb;
+      report_.any_nonzero = report_.any_nonzero || dots.aa != 0;
+    }
+    // All members of the group see the same sums, so all of them or none take this way.
+    if (rescale) Rescale(range, a, b, group, v, coefficients);
+    return coefficients;
+  }
+
+  // The sum puts 1 on both sides; the average weighs them by the ranks behind them, so that no
+  // intermediate value is larger than the largest input.
+  Coefficients Weights(const Group& group) const {
+    if (op_ == Op::kSum) return {};
+    const double all = group.behind_a + group.behind_b;
+    return {1, group.behind_a / all, 1, group.behind_b / all};
+  }
+
+  // Exponents by which the two sides of a tensor are scaled before squaring.
+  struct Exponents {
+    int a;
+    int b;
+  };
+
+  std::vector<DotProducts> Dots(Range range, const char* a, const char* b, const Group& group,
+                                const std::vector<Exponents>& exponents) {
+    std::vector<double> sums(3 * layout_.tensors(), 0.0);
+    layout_.ForEachPart(range, [&](int64_t tensor, Range part) {
+      const Exponents e = exponents.empty() ? Exponents{0, 0} : exponents[tensor];
+      const int64_t at = (part.begin - range.begin) * kernels_.item_bytes;
+      DotProducts dots;
+      kernels_.dot3(a + at, b + at, part.size(), std::ldexp(1.0, -e.a), std::ldexp(1.0, -e.b),
+                    &dots);  // 15
+      sums[3 * tensor] = dots.ab;
+      sums[3 * tensor + 1] = dots.aa;
+      sums[3 * tensor + 2] = dots.bb;
+    });
+    GroupAllreduce(transport_, group.ranks, group.position, Reduction::kSum, sums);  // 16, 17
+    std::vector<DotProducts> v(layout_.tensors());
+    for (size_t t = 0; t < v.size(); ++t) v[t] = {sums[3 * t], sums[3 * t + 1], sums[3 * t + 2]};
+    return v;
+  }
+
+  // Works the sums out once more with both sides of each tensor scaled to a largest magnitude
+  // near 1.
+  void Rescale(Range range, const char* a, const char* b, const Group& group,
+               const std::vector<DotProducts>& plain, std::vector<Coefficients>& coefficients) {
+    std::vector<double> largest(2 * layout_.tensors(), 0.0);
+    layout_.ForEachPart(range, [&](int64_t tensor, Range part) {
+      const int64_t at = (part.begin - range.begin) * kernels_.item_bytes;
+      largest[2 * tensor] = kernels_.max_abs(a + at, part.size());
+      largest[2 * tensor + 1] = kernels_.max_abs(b + at, part.size());
+    });
+    GroupAllreduce(transport_, group.ranks, group.position, Reduction::kMax, largest);
+    std::vector<Exponents> exponents(layout_.tensors());
+    for (size_t t = 0; t < exponents.size(); ++t) {
+      exponents[t] = {ScaleExponent(largest[2 * t]), ScaleExponent(largest[2 * t + 1])};
+    }
+    const std::vector<DotProducts> v = Dots(range, a, b, group, exponents);
+    for (size_t t = 0; t < v.size(); ++t) {
+      if (OutOfRange(plain[t])) {
+        coefficients[t] = AdasumCoefficients(v[t], exponents[t].a, exponents[t].b);
+      }
+    }
+  }
+
+  void Combine(Range range, const char* a, const char* b,
+               const std::vector<Coefficients>& coefficients) {
+    layout_.ForEachPart(range, [&](int64_t tensor, Range part) {
+      const int64_t at = (part.begin - range.begin) * kernels_.item_bytes;
+      kernels_.combine(a + at, b + at, coefficients[tensor], part.size(), At(part));  // 18
+    });
+  }
+
+  // Line 16: the leaves floor(leaf / d') d' + i for i in 0 ... d' - 1.
+  Group GroupOfLevel(int members) const {
+    const int first = leaf_ / members * members;
+    Group group{std::vector<int>(members), leaf_ - first, 0, 0};
+    for (int i = 0; i < members; ++i) {
+      group.ranks[i] = RankOfLeaf(first + i);
+      (i < members / 2 ? group.behind_a : group.behind_b) += first + i < pairs_ ? 2 : 1;
+    }
+    return group;
+  }
+
+  int RankOfLeaf(int leaf) const { return leaf < pairs_ ? 2 * leaf : leaf + pairs_; }
+  char* At(Range range) const { return x_ + range.begin * kernels_.item_bytes; }
+  int64_t Bytes(Range range) const { return range.size() * kernels_.item_bytes; }
+
+  Transport& transport_;
+  const Kernels& kernels_;
+  const Layout& layout_;
+  const Op op_;
+  char* const x_;
+  char* const received_;
+  int leaves_;    // p
+  int pairs_;     // r
+  int leaf_ = 0;  // this rank's leaf
+  Report report_;
+};
+
+}  // namespace
+
+Report AllreduceRvh(Transport& transport, const Kernels& kernels, const Layout& layout, Op op,
+                    void* buffer, void* scratch) {
+  return Rvh(transport, kernels, layout, op, buffer, scratch).Run();
+}
+
+}  // namespace adasum

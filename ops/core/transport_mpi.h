@@ -1,0 +1,59 @@
+// Ranks as MPI processes.
+#ifndef TF_ADASUM_OPS_CORE_TRANSPORT_MPI_H_
+#define TF_ADASUM_OPS_CORE_TRANSPORT_MPI_H_
+
+#include <memory>
+#include <string>
+
+#include "transport.h"
+
+namespace adasum {
+
+struct Topology {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;  // among the ranks of this host
+  int local_size = 1;
+  int cross_rank = 0;  // among the ranks of all hosts that have the same local rank
+  int cross_size = 1;
+};
+
+// Owns a duplicate of the communicator that it was made from, so its messages never meet the
+// user's. The thread that makes it and those that use it may differ, but only one may use it at a
+// time.
+class MpiTransport : public Transport {
+ public:
+  // communicator points to the user's MPI_Comm, or is null for MPI_COMM_WORLD. MPI is initialised
+  // where it is not yet. Throws Error(kState) after MPI_Finalize or where MPI's thread level is too
+  // low.
+  static std::unique_ptr<MpiTransport> Create(const void* communicator);
+  ~MpiTransport() override;
+
+  void SendReceive(const void* send, int64_t send_bytes, int to, void* receive,
+                   int64_t receive_bytes, int from) override;
+
+  const Topology& topology() const { return topology_; }
+  [[noreturn]] void Abort(int exit_code);
+
+ private:
+  struct Handle;  // keeps mpi.h out of this header
+  MpiTransport(const Topology& topology, std::unique_ptr<Handle> handle);
+
+  const Topology topology_;
+  std::unique_ptr<Handle> handle_;
+};
+
+// Finalizes MPI if Create was what initialised it; otherwise MPI belongs to somebody else.
+void FinalizeMpi();
+
+// "Open MPI", "MPICH" or "Intel MPI", from the headers of the build.
+std::string MpiBuiltFor();
+// The first line of what the library in this process says of itself. Works before MPI is
+// initialised.
+std::string MpiRunning();
+// The thread level that MPI gave, as its constant's name without "MPI_THREAD_".
+std::string MpiThreadLevel();
+
+}  // namespace adasum
+
+#endif  // TF_ADASUM_OPS_CORE_TRANSPORT_MPI_H_
