@@ -1,0 +1,95 @@
+// The ops' signatures and shape functions. All are stateful: a collective must run as often, and in
+// the same order, as the program says, whatever a graph optimizer thinks of its inputs.
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+absl::Status SameShapes(InferenceContext* c) {
+  for (int i = 0; i < c->num_inputs(); ++i) c->set_output(i, c->input(i));
+  return absl::OkStatus();
+}
+
+// The first dimension is the sum of the ranks', which only they know.
+absl::Status UnknownFirstDimension(InferenceContext* c) {
+  ShapeHandle gathered;
+  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 1, &gathered));
+  TF_RETURN_IF_ERROR(c->ReplaceDim(gathered, 0, c->UnknownDim(), &gathered));
+  c->set_output(0, gathered);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+REGISTER_OP("AdasumAllreduce")
+    .Input("tensors: T")
+    .Output("reduced: T")
+    .Attr("T: list({half, bfloat16, float, double}) >= 1")
+    .Attr("op: {'adasum', 'sum', 'average'}")
+    .Attr("call_name: string = ''")
+    .SetIsStateful()
+    .SetShapeFn(SameShapes)
+    .Doc(R"doc(
+Reduces each tensor by itself over all ranks, all in one fused exchange.
+
+call_name: must be equal on all ranks; shown in errors.
+)doc");
+
+REGISTER_OP("AdasumSync")
+    .Input("variables: N * resource")
+    .Input("starts: N * resource")
+    .Attr("N: int >= 1")
+    .Attr("op: {'adasum', 'sum', 'average'}")
+    .Attr("call_name: string = ''")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Reduces variable - start over all ranks and assigns start + result to both.
+
+variables: what each rank has trained on its own.
+starts: what all ranks held at the last sync; of the same shapes and dtypes.
+)doc");
+
+REGISTER_OP("AdasumBroadcast")
+    .Input("tensors: T")
+    .Output("of_root: T")
+    .Attr("T: list(type) >= 1")
+    .Attr("root_rank: int")
+    .Attr("call_name: string = ''")
+    .SetIsStateful()
+    .SetShapeFn(SameShapes)
+    .Doc("Gives every rank root_rank's tensors.");
+
+REGISTER_OP("AdasumBroadcastVariables")
+    .Input("variables: N * resource")
+    .Output("changed: bool")
+    .Attr("N: int >= 1")
+    .Attr("root_rank: int")
+    .Attr("call_name: string = ''")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Assigns root_rank's values to the variables.
+
+changed: whether any bit of this rank's values was different.
+)doc");
+
+REGISTER_OP("AdasumAllgather")
+    .Input("tensor: T")
+    .Output("gathered: T")
+    .Attr("T: type")
+    .Attr("call_name: string = ''")
+    .SetIsStateful()
+    .SetShapeFn(UnknownFirstDimension)
+    .Doc("Puts the ranks' tensors one after the other along the first dimension.");
+
+REGISTER_OP("AdasumBarrier")
+    .Attr("call_name: string = ''")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Returns when every rank has come.");
