@@ -1,0 +1,25 @@
+"""`python -m tf_adasum demo`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+_COMMANDS = {"demo": "train a small network on real data, with and without Adasum, on 4 ranks"}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tf_adasum",
+        description="Adasum for TensorFlow and Keras.",
+        epilog="commands: " + "; ".join(f"{name}: {what}" for name, what in _COMMANDS.items()),
+    )
+    parser.add_argument("command", choices=_COMMANDS)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="see COMMAND --help")
+    parsed = parser.parse_args(argv)
+    return importlib.import_module(f"tf_adasum.{parsed.command}").main(parsed.arguments) or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
