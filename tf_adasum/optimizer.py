@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_adasum import collectives, core
+from tf_adasum import collectives, core, window
 from tf_adasum.core import Adasum, Average, Op
 
 
@@ -20,8 +20,13 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
     of the weights since the last sync, the delta, is combined over all ranks, variable by
     variable, and every rank goes on from the start of the window plus the combined delta (the
     paper's Figure 3). The effective batch is ranks x batch x local_steps. What the wrapped
-    optimizer keeps (momentum, ...) stays each rank's own. On one rank it is the wrapped optimizer,
-    bit for bit.
+    optimizer keeps (momentum, ...) stays each rank's own unless `average_inner_state` is set. On
+    one rank it is the wrapped optimizer, bit for bit.
+
+    A step is an update of the weights: with the wrapped optimizer's `gradient_accumulation_steps`
+    that is every so many gradients, and with loss scaling, on either side of this wrapper, one
+    whose gradient was finite. A rank that skips a step gets to the window's end one batch later
+    than the others, who wait for it.
 
     The weights are made equal to rank 0's at the first step; a rank whose weights were others
     drops the gradient that it computed at them, though the step counts. When `fit` ends, all ranks
@@ -31,6 +36,11 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         inner_optimizer: a `keras.optimizers.Optimizer`, or what `keras.optimizers.get` takes.
         local_steps: positive int, steps of the wrapped optimizer between two syncs.
         op: `Adasum`; `Average`, which is local SGD; or `Sum`.
+        nonfinite: what becomes of a rank's delta that holds NaN or infinity: "skip" counts it as
+            zero, with a warning, and the rank goes on from the others' weights; the third time in
+            a row it is an error on all ranks. "raise" makes it one the first time.
+        average_inner_state: whether what the wrapped optimizer keeps for each weight (momentum,
+            ...) is averaged over the ranks at each sync.
         name: the optimizer's name.
 
     Example:
@@ -52,6 +62,8 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         local_steps: int = 1,
         *,
         op: Op | str = Adasum,
+        nonfinite: str = "skip",
+        average_inner_state: bool = False,
         name: str | None = None,
     ):
         if keras.backend.backend() != "tensorflow":
@@ -63,6 +75,10 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             raise ValueError(
                 f"`local_steps` must be a positive integer. Received: local_steps={local_steps!r}"
             )
+        if nonfinite not in ("skip", "raise"):
+            raise ValueError(
+                f"`nonfinite` must be 'skip' or 'raise'. Received: nonfinite={nonfinite!r}"
+            )
         inner_optimizer = keras.optimizers.get(inner_optimizer)
         if find(inner_optimizer) is not None:
             raise ValueError(f"`inner_optimizer` is wrapped already. Received: {inner_optimizer!r}")
@@ -70,6 +86,8 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         self.inner_optimizer = inner_optimizer
         self.local_steps = local_steps
         self.op = Op(op)
+        self.nonfinite = nonfinite
+        self.average_inner_state = average_inner_state
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the state: counters, and one `start` variable for each trainable variable.
@@ -78,12 +96,41 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         """
         if self.built:
             return
-        self.local_step = self.add_variable((), dtype="int", name="local_step")
-        self.syncs = self.add_variable((), dtype="int", name="syncs")
+        self._counters = {
+            name: self.add_variable((), dtype="int64", name=name)
+            for name in ("started", "local_step", "syncs", "skips")
+        }
+        self.orthogonality = self.add_variable(
+            (len(variables),), dtype="float32", name="orthogonality"
+        )
         self._starts = [self.add_variable_from_reference(v, name="start") for v in variables]
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
         super().build(variables)
+
+    @property
+    def local_step(self) -> keras.Variable:
+        """Steps since the last sync."""
+        return self._counters["local_step"]
+
+    @property
+    def syncs(self) -> keras.Variable:
+        """Syncs done so far."""
+        return self._counters["syncs"]
+
+    @property
+    def _window(self) -> window.Window:
+        return window.Window(
+            variables=self._trainable_variables,
+            starts=self._starts,
+            states=self._averaged_state() if self.average_inner_state else [],
+            orthogonality=self.orthogonality,
+            local_steps=self.local_steps,
+            op=self.op,
+            nonfinite=self.nonfinite,
+            name=self.name,
+            **self._counters,
+        )
 
     def apply(
         self, grads: Sequence[Any], trainable_variables: Sequence[keras.Variable] | None = None
@@ -100,16 +147,14 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         if core.size() == 1:
             self.inner_optimizer.apply(grads, trainable_variables)
             return
-        first = tf.logical_and(tf.equal(self.syncs, 0), tf.equal(self.local_step, 0))
-        usable = tf.cond(first, self._start_from_root, lambda: tf.constant(True))
-        tf.cond(tf.equal(self.local_step, 0), self._keep_start, _nothing)
+        usable = self._window.begin_step()
+        before = self._updates()
         tf.cond(
             usable,
             lambda: self.inner_optimizer.apply(grads, trainable_variables),
             self._skip_step,
         )
-        self.local_step.assign_add(1)
-        tf.cond(self.local_step >= self.local_steps, self._sync, _nothing)
+        self._window.end_step(self._updates() - before)
 
     def apply_gradients(self, grads_and_vars: Any) -> tf.Variable:
         """`apply` for an iterable of (gradient, variable) pairs; returns `iterations`."""
@@ -117,21 +162,14 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         return self.iterations
 
     def sync(self) -> None:
-        """Brings all ranks to the same weights now, if any took a local step since the last sync.
+        """Brings all ranks to the same weights now, if any took a step since the last sync.
 
-        Every rank calls it. A second call in a row changes nothing. Works eagerly and in a
-        tf.function.
+        Every rank calls it, but they may come after different numbers of steps: a rank that is here
+        takes part in the others' syncs until all are. A second call in a row changes nothing. Works
+        eagerly and in a tf.function.
         """
-        if core.size() == 1 or not self.built:
-            return
-        local_steps = collectives.allgather(tf.reshape(self.local_step, [1]), name="local steps")
-
-        def sync() -> None:
-            # A rank that took no local step in this window comes with a delta of zero.
-            tf.cond(tf.equal(self.local_step, 0), self._keep_start, _nothing)
-            self._sync()
-
-        tf.cond(tf.reduce_max(local_steps) > 0, sync, _nothing)
+        if core.size() > 1 and self.built:
+            self._window.flush()
 
     def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
         """Called by `fit` when it ends: syncs what is left of a window.
@@ -141,38 +179,34 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         """
         self.sync()
         self.inner_optimizer.finalize_variable_values(var_list)
-        if self.inner_optimizer.use_ema and core.size() > 1:
+        if self._innermost.use_ema and core.size() > 1:
             averages = collectives.grouped_allreduce([v.value for v in var_list], op=Average)
             for variable, average in zip(var_list, averages, strict=True):
                 variable.assign(average)
 
-    def _start_from_root(self) -> tf.Tensor:
-        """Whether this rank's gradient is good, that is, whether its weights were rank 0's."""
-        changed = collectives.broadcast_variables(self._trainable_variables, name="first weights")
-        return tf.logical_not(changed)
-
-    def _keep_start(self) -> None:
-        # At the start of every window, not at the end of the last one: the user may have loaded
-        # other weights.
-        for start, variable in zip(self._starts, self._trainable_variables, strict=True):
-            start.assign(variable)
-
     def _skip_step(self) -> None:
-        self.inner_optimizer._iterations.assign_add(1)
+        self._innermost._iterations.assign_add(1)
 
-    def _sync(self) -> None:
-        collectives.ops().adasum_sync(
-            collectives.handles(self._trainable_variables),
-            collectives.handles(self._starts),
-            op=self.op.value,
-            call_name=self.name,
-        )
-        # A sum of changes can leave what the wrapped optimizer's own projection had ensured.
-        for variable in self._trainable_variables:
-            if variable.constraint is not None:
-                variable.assign(variable.constraint(variable))
-        self.local_step.assign(0)
-        self.syncs.assign_add(1)
+    @property
+    def _innermost(self) -> keras.optimizers.Optimizer:
+        """The optimizer that updates the weights, below a LossScaleOptimizer."""
+        return getattr(self.inner_optimizer, "inner_optimizer", self.inner_optimizer)
+
+    def _updates(self) -> tf.Tensor:
+        """How often the weights were updated so far."""
+        return tf.cast(tf.convert_to_tensor(self._innermost.iterations), tf.int64)
+
+    def _averaged_state(self) -> list[keras.Variable]:
+        """What the innermost optimizer keeps for the weights."""
+        shapes = {tuple(v.shape) for v in self._trainable_variables}
+        learning_rate = self._innermost._learning_rate
+        return [
+            v
+            for v in self._innermost.variables
+            if v is not learning_rate
+            and keras.backend.is_float_dtype(v.dtype)
+            and tuple(v.shape) in shapes
+        ]
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -202,6 +236,8 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
             "local_steps": self.local_steps,
             "op": self.op.value,
+            "nonfinite": self.nonfinite,
+            "average_inner_state": self.average_inner_state,
             "name": self.name,
         }
 
@@ -220,7 +256,3 @@ def find(optimizer: Any) -> AdasumOptimizer | None:
     while optimizer is not None and not isinstance(optimizer, AdasumOptimizer):
         optimizer = getattr(optimizer, "inner_optimizer", None)
     return optimizer
-
-
-def _nothing() -> None:
-    """The branch of a tf.cond that has nothing to do."""

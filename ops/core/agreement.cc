@@ -19,18 +19,20 @@ namespace {
 struct Verdict {
   uint64_t hash;
   uint64_t equal;
+  uint64_t flags;
 };
 
-bool AllEqual(Transport& transport, uint64_t hash) {
+Verdict Ask(Transport& transport, uint64_t hash, uint64_t flags) {
   const int rank = transport.rank(), size = transport.size();
-  Verdict mine{hash, 1};
+  Verdict mine{hash, 1, flags};
   for (int distance = 1; distance < size; distance *= 2) {
     Verdict heard{};
     transport.SendReceive(&mine, sizeof mine, (rank + distance) % size, &heard, sizeof heard,
                           (rank - distance + size) % size);
     mine.equal = mine.equal && heard.equal && heard.hash == hash;
+    mine.flags |= heard.flags;
   }
-  return mine.equal != 0;
+  return mine;
 }
 
 std::string Join(const std::vector<std::string>& lines) {
@@ -44,22 +46,6 @@ std::vector<std::string> Split(const std::string& text) {
   std::istringstream in(text);
   for (std::string line; std::getline(in, line);) lines.push_back(line);
   return lines;
-}
-
-// Every rank's text, by rank.
-std::vector<std::string> GatherTexts(Transport& transport, const std::string& mine) {
-  const int rank = transport.rank(), size = transport.size();
-  std::vector<std::string> texts(size);
-  texts[rank] = mine;
-  for (int distance = 1; distance < size; ++distance) {
-    const int to = (rank + distance) % size, from = (rank - distance + size) % size;
-    const int64_t bytes = static_cast<int64_t>(mine.size());
-    int64_t coming = 0;
-    transport.SendReceive(&bytes, sizeof bytes, to, &coming, sizeof coming, from);
-    texts[from].resize(static_cast<size_t>(coming));
-    transport.SendReceive(mine.data(), bytes, to, texts[from].data(), coming, from);
-  }
-  return texts;
 }
 
 // "ranks 0-2, 5", from ascending numbers.
@@ -137,8 +123,24 @@ void Hasher::Add(const void* data, int64_t bytes) {
   Add(static_cast<uint64_t>(bytes));
 }
 
-void Agree(Transport& transport, const CallSignature& signature) {
-  if (AllEqual(transport, signature.Hash())) return;
+std::vector<std::string> GatherTexts(Transport& transport, const std::string& mine) {
+  const int rank = transport.rank(), size = transport.size();
+  std::vector<std::string> texts(size);
+  texts[rank] = mine;
+  for (int distance = 1; distance < size; ++distance) {
+    const int to = (rank + distance) % size, from = (rank - distance + size) % size;
+    const int64_t bytes = static_cast<int64_t>(mine.size());
+    int64_t coming = 0;
+    transport.SendReceive(&bytes, sizeof bytes, to, &coming, sizeof coming, from);
+    texts[from].resize(static_cast<size_t>(coming));
+    transport.SendReceive(mine.data(), bytes, to, texts[from].data(), coming, from);
+  }
+  return texts;
+}
+
+uint64_t Agree(Transport& transport, const CallSignature& signature, uint64_t flags) {
+  const Verdict verdict = Ask(transport, signature.Hash(), flags);
+  if (verdict.equal) return verdict.flags;
   throw Error(ErrorKind::kDisagreement,
               Explain(GatherTexts(transport, Join(signature.Describe()))));
 }

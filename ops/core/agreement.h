@@ -38,8 +38,12 @@ class Hasher {
 
 // Returns when every rank has come with an equal signature, so it is a barrier too. Throws
 // Error(kDisagreement) on every rank if the signatures are not all equal; the transport stays
-// usable.
-void Agree(Transport& transport, const CallSignature& signature);
+// usable. flags, which need not be equal, are combined over the ranks on the way: the result has a
+// bit where any rank had it.
+uint64_t Agree(Transport& transport, const CallSignature& signature, uint64_t flags = 0);
+
+// Every rank's text, by rank.
+std::vector<std::string> GatherTexts(Transport& transport, const std::string& mine);
 
 }  // namespace adasum
 

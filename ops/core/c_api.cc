@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -157,12 +158,23 @@ int adasum_allreduce(const AdasumTensor* inputs, void* const* outputs, int64_t c
   });
 }
 
-int adasum_sync(const AdasumTensor* values, const void* const* starts, void* const* new_values,
-                void* const* new_starts, int64_t count, int op, const char* name, int* identical) {
+int adasum_sync(const AdasumSyncTensors* t, const AdasumSyncOptions* o, AdasumSyncResult* result,
+                double* orthogonality) {
   return Guard([&] {
-    const adasum::Report report = World()->Sync(Specs(values, count), Data(values, count).data(),
-                                                starts, new_values, new_starts, ToOp(op), name);
-    if (identical != nullptr) *identical = report.identical() ? 1 : 0;
+    const std::vector<const void*> values = Data(t->values, t->count);
+    const std::vector<const void*> states = Data(t->states, t->state_count);
+    const adasum::SyncTensors tensors{
+        Specs(t->values, t->count),       values.data(), t->starts,    t->new_values, t->new_starts,
+        Specs(t->states, t->state_count), states.data(), t->new_states};
+    const adasum::SyncOptions options{ToOp(o->op), o->pending != 0, o->flush != 0,
+                                      o->raise_nonfinite != 0, o->skips_in_a_row};
+    const adasum::SyncResult done = World()->Sync(tensors, options, o->name);
+    *result = {done.syncs, done.skipped, done.report.identical()};
+    if (orthogonality == nullptr) return;
+    const std::vector<double>& known = done.report.orthogonality;
+    for (int64_t i = 0; i < t->count; ++i) {
+      orthogonality[i] = known.empty() ? std::numeric_limits<double>::quiet_NaN() : known[i];
+    }
   });
 }
 

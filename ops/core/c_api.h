@@ -75,14 +75,45 @@ ADASUM_EXPORT const char* adasum_mpi_thread_level(void);
 ADASUM_EXPORT int adasum_allreduce(const AdasumTensor* inputs, void* const* outputs, int64_t count,
                                    int op, const char* name);
 
-/* Brings ranks that trained on their own together: delta = value - start is reduced, and start +
- * result is written to new_values, and to new_starts where that is not null. Either may be the
- * memory that was read. The starts must be equal on all ranks, like the number, dtypes and shapes.
- * Nothing is written where an error is returned. identical, which may be null, is set to 1 if all
- * ranks seem to have had the same deltas (found with ADASUM_OP_ADASUM only). */
-ADASUM_EXPORT int adasum_sync(const AdasumTensor* values, const void* const* starts,
-                              void* const* new_values, void* const* new_starts, int64_t count,
-                              int op, const char* name, int* identical);
+/* What a sync reads and writes: new_* may be the memory that was read. */
+typedef struct {
+  int64_t count;              /* of the following four */
+  const AdasumTensor* values; /* what the rank has trained */
+  const void* const* starts;  /* what all ranks held at the last sync; equal on all ranks */
+  void* const* new_values;
+  void* const* new_starts;    /* may be null unless flush */
+  int64_t state_count;        /* of the following two */
+  const AdasumTensor* states; /* averaged over the ranks */
+  void* const* new_states;
+} AdasumSyncTensors;
+
+typedef struct {
+  int32_t op;
+  /* Whether this rank has a change to bring; if not, its starts are taken to be its values. */
+  int32_t pending;
+  /* Whether to go on, with changes of zero, until every rank flushes: for a rank that has come to
+   * an end of its steps while others may have more. */
+  int32_t flush;
+  /* A change that is not finite is an error on every rank, or counts as zero. The latter is an
+   * error too where skips_in_a_row, the number of this rank's last syncs that were so, is 2 or
+   * more. */
+  int32_t raise_nonfinite;
+  int64_t skips_in_a_row;
+  const char* name;
+} AdasumSyncOptions;
+
+typedef struct {
+  int64_t syncs;     /* reductions done; 0 where no rank had a change */
+  int32_t skipped;   /* this rank's change was not finite */
+  int32_t identical; /* all ranks seem to have had the same change (ADASUM_OP_ADASUM only) */
+} AdasumSyncResult;
+
+/* Brings ranks that trained on their own together: value - start is reduced, and start + result is
+ * written to new_values and new_starts. Nothing is written where an error is returned by the first
+ * reduction. orthogonality, which may be null, is set for each of count tensors to
+ * |Adasum(g1, ..., gn)|^2 / sum |gi|^2 (the paper's section 3.6), NaN where that is not known. */
+ADASUM_EXPORT int adasum_sync(const AdasumSyncTensors* tensors, const AdasumSyncOptions* options,
+                              AdasumSyncResult* result, double* orthogonality);
 
 /* Copies root's tensors to every rank, in place. changed, which may be null, is set to 1 if any bit
  * of this rank's tensors was different. */

@@ -9,24 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "kernels.h"
-#include "layout.h"
-#include "rvh.h"
+#include "fusion.h"
+#include "sync.h"
 #include "transport.h"
 
 namespace adasum {
-
-// What a collective needs to know of a tensor. The pointers are the caller's, for the length of the
-// call.
-struct TensorSpec {
-  DType dtype;
-  const char* dtype_name;
-  int64_t item_bytes;
-  const int64_t* dims;
-  int rank;
-
-  int64_t count() const;
-};
 
 class Communicator {
  public:
@@ -37,13 +24,11 @@ class Communicator {
   // Each throws Error(kDisagreement) on every rank unless all ranks pass the same kind of call,
   // name, options, and number, dtypes and shapes of tensors.
 
-  Report Allreduce(const std::vector<TensorSpec>& tensors, const void* const* inputs,
-                   void* const* outputs, Op op, const std::string& name);
+  void Allreduce(const std::vector<TensorSpec>& tensors, const void* const* inputs,
+                 void* const* outputs, Op op, const std::string& name);
   // values - starts is reduced, starts + result written to new_values and, where not null, to
-  // new_starts. The starts have to be equal on all ranks.
-  Report Sync(const std::vector<TensorSpec>& tensors, const void* const* values,
-              const void* const* starts, void* const* new_values, void* const* new_starts, Op op,
-              const std::string& name);
+  // new_starts. Nothing is written where an error is thrown by the first reduction.
+  SyncResult Sync(const SyncTensors& tensors, const SyncOptions& options, const std::string& name);
   // Returns whether any bit of this rank's tensors was different from root's.
   bool Broadcast(const std::vector<TensorSpec>& tensors, const void* const* inputs,
                  void* const* outputs, int root, const std::string& name);
@@ -54,26 +39,6 @@ class Communicator {
   void Leave();
 
  private:
-  // Host memory that keeps its size between calls. Aligned for vector instructions.
-  class Buffer {
-   public:
-    static constexpr int64_t kAlignment = 64;
-    static int64_t Aligned(int64_t bytes);  // rounded up
-    char* Reserve(int64_t bytes);
-
-   private:
-    struct Free {
-      void operator()(char* data) const;
-    };
-    std::unique_ptr<char, Free> data_;
-    int64_t capacity_ = 0;
-  };
-
-  // Moves one tensor between the caller's memory and its place in the fusion buffer.
-  using Move = std::function<void(const Kernels&, int64_t tensor, int64_t count, char* fused)>;
-  Report ReduceFused(const std::vector<TensorSpec>& tensors, Op op, const Move& fill,
-                     const Move& empty);
-
   std::unique_ptr<Transport> transport_;
   std::mutex mutex_;
   Buffer fusion_buffer_;

@@ -23,6 +23,8 @@ struct Kernels {
                DotProducts* sums);
   // The largest magnitude that is a number.
   double (*max_abs)(const void* a, int64_t n);
+  // Whether no element is infinite or NaN.
+  bool (*all_finite)(const void* a, int64_t n);
   // out = (a * scale_a) * factor_a + (b * scale_b) * factor_b. out may be a or b.
   void (*combine)(const void* a, const void* b, const Coefficients& c, int64_t n, void* out);
   // out = value - start

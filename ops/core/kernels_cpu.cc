@@ -57,6 +57,21 @@ double MaxAbs(const void* a_void, int64_t n) {
 }
 
 template <typename T>
+bool AllFinite(const void* a_void, int64_t n) {
+  const T* a = static_cast<const T*>(a_void);
+  // x - x is 0 for every finite number and NaN for the others, and NaN stays in a sum.
+  double lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += Load(a[i + lane]) - Load(a[i + lane]);
+  }
+  for (; i < n; ++i) lanes[0] += Load(a[i]) - Load(a[i]);
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  return sum == 0;
+}
+
+template <typename T>
 void Combine(const void* a_void, const void* b_void, const Coefficients& c, int64_t n,
              void* out_void) {
   const T* a = static_cast<const T*>(a_void);
@@ -89,7 +104,8 @@ void Apply(const void* start_void, const void* change_void, int64_t n, void* out
 
 template <typename T>
 constexpr Kernels Table(bool squares_may_overflow) {
-  return {sizeof(T), squares_may_overflow, Dot3<T>, MaxAbs<T>, Combine<T>, Delta<T>, Apply<T>};
+  return {sizeof(T),    squares_may_overflow, Dot3<T>,  MaxAbs<T>,
+          AllFinite<T>, Combine<T>,           Delta<T>, Apply<T>};
 }
 
 constexpr Kernels kFloat16 = Table<Float16>(false);

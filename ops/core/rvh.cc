@@ -32,6 +32,7 @@ class Rvh {
       leaf_ = rank / 2;
       RunPaired(x);
     }
+    if (op_ == Op::kAdasum && transport_.size() > 1) report_.orthogonality = Orthogonality();
     return report_;
   }
 
@@ -58,13 +59,16 @@ class Rvh {
     const int nghr = left ? transport_.rank() + 1 : transport_.rank() - 1;
     const Group pair{{2 * leaf_, 2 * leaf_ + 1}, left ? 0 : 1, 1, 1};
     const Halves halves = HalveAndCombine(x, left, nghr, pair);
+    const int64_t norms_bytes = static_cast<int64_t>(norms_.size() * sizeof(Norms));
     if (left) {
       transport_.Receive(At(halves.theirs), Bytes(halves.theirs), nghr);
       Tree(x, 1);
       transport_.Send(At(x), Bytes(x), nghr);
+      transport_.Send(norms_.data(), norms_bytes, nghr);
     } else {
       transport_.Send(At(halves.mine), Bytes(halves.mine), nghr);
       transport_.Receive(At(x), Bytes(x), nghr);
+      transport_.Receive(norms_.data(), norms_bytes, nghr);
     }
   }
 
@@ -96,7 +100,7 @@ class Rvh {
   std::vector<Coefficients> PairCoefficients(Range range, const char* a, const char* b,
                                              const Group& group) {
     if (op_ != Op::kAdasum) return std::vector<Coefficients>(layout_.tensors(), Weights(group));
-    const std::vector<DotProducts> v = Dots(range, a, b, group, {});
+    std::vector<DotProducts> v = Dots(range, a, b, group, {});
     std::vector<Coefficients> coefficients;
     coefficients.reserve(v.size());
     bool rescale = false;
@@ -108,6 +112,7 @@ class Rvh {
     }
     // All members of the group see the same sums, so all of them or none take this way.
     if (rescale) Rescale(range, a, b, group, v, coefficients);
+    NoteNorms(v, coefficients, group);
     return coefficients;
   }
 
@@ -119,6 +124,30 @@ class Rvh {
     return {1, group.behind_a / all, 1, group.behind_b / all};
   }
 
+  // Squared norms of a tensor: of the whole vector that this rank holds a part of, and summed over
+  // the ranks whose vectors went into it.
+  struct Norms {
+    double combined;
+    double inputs;
+  };
+
+  void NoteNorms(const std::vector<DotProducts>& v, const std::vector<Coefficients>& coefficients,
+                 const Group& group) {
+    norms_.resize(v.size());
+    for (size_t t = 0; t < v.size(); ++t) {
+      const double a = coefficients[t].factor_a, b = coefficients[t].factor_b;
+      norms_[t].combined = a * a * v[t].aa + 2 * a * b * v[t].ab + b * b * v[t].bb;
+      norms_[t].inputs =
+          v[t].inputs + (group.behind_a == 1 ? v[t].aa : 0) + (group.behind_b == 1 ? v[t].bb : 0);
+    }
+  }
+
+  std::vector<double> Orthogonality() const {
+    std::vector<double> ratios;
+    for (const Norms& norms : norms_) ratios.push_back(norms.combined / norms.inputs);
+    return ratios;
+  }
+
   // Exponents by which the two sides of a tensor are scaled before squaring.
   struct Exponents {
     int a;
@@ -127,27 +156,34 @@ class Rvh {
 
   std::vector<DotProducts> Dots(Range range, const char* a, const char* b, const Group& group,
                                 const std::vector<Exponents>& exponents) {
-    std::vector<double> sums(3 * layout_.tensors(), 0.0);
+    constexpr int kSums = 4;
+    std::vector<double> sums(kSums * layout_.tensors(), 0.0);
+    // The ranks of a side know the same sum of norms, so each brings its share.
+    const double share = 2.0 / static_cast<double>(group.ranks.size());
+    for (size_t t = 0; t < norms_.size(); ++t) sums[kSums * t + 3] = norms_[t].inputs * share;
     layout_.ForEachPart(range, [&](int64_t tensor, Range part) {
       const Exponents e = exponents.empty() ? Exponents{0, 0} : exponents[tensor];
       const int64_t at = (part.begin - range.begin) * kernels_.item_bytes;
       DotProducts dots;
       kernels_.dot3(a + at, b + at, part.size(), std::ldexp(1.0, -e.a), std::ldexp(1.0, -e.b),
                     &dots);  // 15
-      sums[3 * tensor] = dots.ab;
-      sums[3 * tensor + 1] = dots.aa;
-      sums[3 * tensor + 2] = dots.bb;
+      sums[kSums * tensor] = dots.ab;
+      sums[kSums * tensor + 1] = dots.aa;
+      sums[kSums * tensor + 2] = dots.bb;
     });
     GroupAllreduce(transport_, group.ranks, group.position, Reduction::kSum, sums);  // 16, 17
     std::vector<DotProducts> v(layout_.tensors());
-    for (size_t t = 0; t < v.size(); ++t) v[t] = {sums[3 * t], sums[3 * t + 1], sums[3 * t + 2]};
+    for (size_t t = 0; t < v.size(); ++t) {
+      const double* of_t = &sums[kSums * t];
+      v[t] = {of_t[0], of_t[1], of_t[2], of_t[3]};
+    }
     return v;
   }
 
   // Works the sums out once more with both sides of each tensor scaled to a largest magnitude
   // near 1.
   void Rescale(Range range, const char* a, const char* b, const Group& group,
-               const std::vector<DotProducts>& plain, std::vector<Coefficients>& coefficients) {
+               std::vector<DotProducts>& plain, std::vector<Coefficients>& coefficients) {
     std::vector<double> largest(2 * layout_.tensors(), 0.0);
     layout_.ForEachPart(range, [&](int64_t tensor, Range part) {
       const int64_t at = (part.begin - range.begin) * kernels_.item_bytes;
@@ -163,6 +199,7 @@ class Rvh {
     for (size_t t = 0; t < v.size(); ++t) {
       if (OutOfRange(plain[t])) {
         coefficients[t] = AdasumCoefficients(v[t], exponents[t].a, exponents[t].b);
+        plain[t] = v[t];
       }
     }
   }
@@ -196,9 +233,10 @@ class Rvh {
   const Op op_;
   char* const x_;
   char* const received_;
-  int leaves_;    // p
-  int pairs_;     // r
-  int leaf_ = 0;  // this rank's leaf
+  int leaves_;                // p
+  int pairs_;                 // r
+  int leaf_ = 0;              // this rank's leaf
+  std::vector<Norms> norms_;  // empty until this rank's first pair
   Report report_;
 };
 

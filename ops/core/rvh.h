@@ -17,6 +17,8 @@
 #ifndef TF_ADASUM_OPS_CORE_RVH_H_
 #define TF_ADASUM_OPS_CORE_RVH_H_
 
+#include <vector>
+
 #include "kernels.h"
 #include "layout.h"
 #include "transport.h"
@@ -26,12 +28,16 @@ namespace adasum {
 // How a pair of vectors becomes one. The tree is the same for all three.
 enum class Op : int32_t { kAdasum = 0, kSum = 1, kAverage = 2 };
 
-// What the dot products tell for free.
+// What the dot products of Op::kAdasum tell for free.
 struct Report {
-  // Over all pairs that this rank took part in, with Op::kAdasum: whether the two sides were equal,
-  // and whether there was anything else than zeros.
+  // Over all pairs that this rank took part in: whether the two sides were equal, and whether there
+  // was anything else than zeros.
   bool all_equal = true;
   bool any_nonzero = false;
+
+  // The paper's section 3.6 for each tensor: |Adasum(g1, ..., gn)|^2 / sum |gi|^2. NaN where all
+  // are zero. Empty for the other ops and for one rank.
+  std::vector<double> orthogonality;
 
   // All ranks seem to have brought the same vectors. In training it means that they saw the same
   // data.

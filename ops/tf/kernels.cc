@@ -1,13 +1,13 @@
 // The ops on the CPU: they hand tensors to the core's C API and turn its errors into TensorFlow's.
 
 #include <algorithm>
-#include <cstdio>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ops/core/c_api.h"
+#include "ops/tf/calls.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
@@ -23,22 +23,6 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::Var;
-
-absl::Status ToStatus(int code) {
-  if (code == ADASUM_OK) return absl::OkStatus();
-  const std::string message = adasum_last_error();
-  switch (code) {
-    case ADASUM_INVALID_ARGUMENT:
-    case ADASUM_DISAGREEMENT:
-      return absl::InvalidArgumentError(message);
-    case ADASUM_TRANSPORT:
-      return absl::UnavailableError(message);
-    case ADASUM_STATE:
-      return absl::FailedPreconditionError(message);
-    default:
-      return absl::InternalError(message);
-  }
-}
 
 int DTypeCode(DataType dtype) {
   switch (dtype) {
@@ -84,19 +68,6 @@ class TensorViews {
   std::vector<AdasumTensor> views_;
 };
 
-// From rank 0, and not through TensorFlow's log, which users of Keras silence.
-void WarnOnceOfUnshardedData() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    AdasumTopology topology{};
-    if (adasum_topology(&topology) != ADASUM_OK || topology.rank != 0) return;
-    std::fprintf(
-        stderr,
-        "tf_adasum: warning: all ranks have made the same change of the weights, so they seem to "
-        "train on the same data. Give each rank its own part: tf_adasum.shard(data).\n");
-  });
-}
-
 // What every collective op has: a name that is compared over the ranks.
 class CollectiveOp : public OpKernel {
  public:
@@ -120,7 +91,7 @@ class CollectiveOp : public OpKernel {
 int ReadOp(OpKernelConstruction* ctx) {
   std::string op;
   ctx->SetStatus(ctx->GetAttr("op", &op));
-  return op == "sum" ? ADASUM_OP_SUM : op == "average" ? ADASUM_OP_AVERAGE : ADASUM_OP_ADASUM;
+  return OpCode(op);
 }
 
 int ReadRoot(OpKernelConstruction* ctx) {
@@ -212,8 +183,8 @@ class BarrierOp : public CollectiveOp {
 // Variables that an op reads and overwrites, locked from Open until destruction.
 class LockedVariables {
  public:
-  absl::Status Open(OpKernelContext* ctx) {
-    for (int i = 0; i < ctx->num_inputs(); ++i) {
+  absl::Status Open(OpKernelContext* ctx, int count) {
+    for (int i = 0; i < count; ++i) {
       variables_.emplace_back();
       TF_RETURN_IF_ERROR(
           LookupResource(ctx, tensorflow::HandleFromInput(ctx, i), &variables_.back()));
@@ -237,54 +208,67 @@ class LockedVariables {
 
   const Tensor& operator[](size_t i) const { return *variables_[i]->tensor(); }
 
-  // Memory for the next value of each variable in turn: its own, unless somebody else still looks
-  // at it. It becomes the variable's with Commit.
-  absl::Status PrepareToWrite(OpKernelContext* ctx) {
-    for (const auto& variable : variables_) {
-      const Tensor& current = *variable->tensor();
+  // Memory for the next values of some variables: their own, unless somebody else still looks at
+  // it. It becomes the variables' with Commit.
+  absl::Status PrepareToWrite(OpKernelContext* ctx, size_t begin, size_t end) {
+    next_.resize(variables_.size());
+    for (size_t i = begin; i < end; ++i) {
+      const Tensor& current = *variables_[i]->tensor();
       if (current.RefCountIsOne()) {
-        next_.push_back(current);
+        next_[i] = current;
       } else {
-        next_.emplace_back();
-        TF_RETURN_IF_ERROR(ctx->allocate_temp(current.dtype(), current.shape(), &next_.back()));
+        next_[i].emplace();
+        TF_RETURN_IF_ERROR(ctx->allocate_temp(current.dtype(), current.shape(), &*next_[i]));
       }
     }
     return absl::OkStatus();
   }
 
-  void* next(size_t i) const { return DataOf(next_[i]); }
+  void* next(size_t i) const { return DataOf(*next_[i]); }
 
   void Commit() {
-    for (size_t i = 0; i < variables_.size(); ++i) *variables_[i]->tensor() = next_[i];
+    for (size_t i = 0; i < next_.size(); ++i) {
+      if (next_[i]) *variables_[i]->tensor() = *next_[i];
+    }
   }
 
  private:
   std::vector<tensorflow::core::RefCountPtr<Var>> variables_;
   std::vector<std::unique_ptr<tensorflow::mutex_lock>> locks_;
-  std::vector<Tensor> next_;
+  std::vector<std::optional<Tensor>> next_;
 };
 
-void OutputFlag(OpKernelContext* ctx, bool flag) {
+template <typename T>
+void OutputScalar(OpKernelContext* ctx, int index, T value) {
   Tensor* output = nullptr;
-  OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape(), &output));
-  output->scalar<bool>()() = flag;
+  OP_REQUIRES_OK(ctx, ctx->allocate_output(index, TensorShape(), &output));
+  output->scalar<T>()() = value;
 }
 
 class SyncOp : public CollectiveOp {
  public:
-  explicit SyncOp(OpKernelConstruction* ctx) : CollectiveOp(ctx), op_(ReadOp(ctx)) {}
+  explicit SyncOp(OpKernelConstruction* ctx) : CollectiveOp(ctx), op_(ReadOp(ctx)) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &count_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("M", &state_count_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("flush", &flush_));
+    std::string nonfinite;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("nonfinite", &nonfinite));
+    raise_nonfinite_ = nonfinite == "raise";
+  }
 
   void Compute(OpKernelContext* ctx) override {
     LockedVariables variables;
-    OP_REQUIRES_OK(ctx, variables.Open(ctx));
-    OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx));
-    const size_t count = ctx->num_inputs() / 2;
-    TensorViews values(count);
+    OP_REQUIRES_OK(ctx, variables.Open(ctx, 2 * count_ + state_count_));
+    OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx, 0, count_));
+    if (flush_) OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx, count_, 2 * count_));
+    const int states_end = 2 * count_ + state_count_;
+    OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx, 2 * count_, states_end));
+    TensorViews values(count_), states(state_count_);
     std::vector<const void*> starts;
-    std::vector<void*> new_values, new_starts;
-    for (size_t i = 0; i < count; ++i) {
+    std::vector<void*> new_values, new_starts, new_states;
+    for (int i = 0; i < count_; ++i) {
       const Tensor& value = variables[i];
-      const Tensor& start = variables[count + i];
+      const Tensor& start = variables[count_ + i];
       OP_REQUIRES(ctx, value.dtype() == start.dtype() && value.shape() == start.shape(),
                   absl::InvalidArgumentError("variable " + std::to_string(i) + " is " +
                                              value.DebugString(0) + ", but its start is " +
@@ -292,18 +276,43 @@ class SyncOp : public CollectiveOp {
       values.Add(value);
       starts.push_back(DataOf(start));
       new_values.push_back(variables.next(i));
-      new_starts.push_back(variables.next(count + i));
+      if (flush_) new_starts.push_back(variables.next(count_ + i));
     }
-    int identical = 0;
-    OP_REQUIRES_OK(
-        ctx, ToStatus(adasum_sync(values.data(), starts.data(), new_values.data(),
-                                  new_starts.data(), values.size(), op_, call_name(), &identical)));
+    for (int i = 0; i < state_count_; ++i) {
+      states.Add(variables[2 * count_ + i]);
+      new_states.push_back(variables.next(2 * count_ + i));
+    }
+    const AdasumSyncOptions options{op_,
+                                    ctx->input(states_end).scalar<bool>()(),
+                                    flush_,
+                                    raise_nonfinite_,
+                                    ctx->input(states_end + 1).scalar<int64_t>()(),
+                                    call_name()};
+    const AdasumSyncTensors tensors{count_,
+                                    values.data(),
+                                    starts.data(),
+                                    new_values.data(),
+                                    flush_ ? new_starts.data() : nullptr,
+                                    state_count_,
+                                    states.data(),
+                                    new_states.data()};
+    AdasumSyncResult result{};
+    std::vector<double> orthogonality(count_);
+    OP_REQUIRES_OK(ctx, Sync(tensors, options, &result, orthogonality.data()));
     variables.Commit();
-    if (identical) WarnOnceOfUnshardedData();
+    OutputScalar<int64_t>(ctx, 0, result.syncs);
+    OutputScalar<bool>(ctx, 1, result.skipped != 0);
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(2, TensorShape({count_}), &output));
+    std::copy(orthogonality.begin(), orthogonality.end(), output->vec<float>().data());
   }
 
  private:
   const int op_;
+  int count_ = 0;
+  int state_count_ = 0;
+  bool flush_ = false;
+  bool raise_nonfinite_ = false;
 };
 
 class BroadcastVariablesOp : public CollectiveOp {
@@ -313,8 +322,8 @@ class BroadcastVariablesOp : public CollectiveOp {
 
   void Compute(OpKernelContext* ctx) override {
     LockedVariables variables;
-    OP_REQUIRES_OK(ctx, variables.Open(ctx));
-    OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx));
+    OP_REQUIRES_OK(ctx, variables.Open(ctx, ctx->num_inputs()));
+    OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx, 0, ctx->num_inputs()));
     TensorViews values(ctx->num_inputs());
     std::vector<void*> outputs;
     for (int i = 0; i < ctx->num_inputs(); ++i) {
@@ -330,7 +339,7 @@ class BroadcastVariablesOp : public CollectiveOp {
     OP_REQUIRES_OK(ctx, ToStatus(adasum_broadcast(values.data(), outputs.data(), values.size(),
                                                   root_, call_name(), &changed)));
     variables.Commit();
-    OutputFlag(ctx, changed != 0);
+    OutputScalar<bool>(ctx, 0, changed != 0);
   }
 
  private:

@@ -15,6 +15,19 @@ absl::Status SameShapes(InferenceContext* c) {
   return absl::OkStatus();
 }
 
+absl::Status SyncShapes(InferenceContext* c) {
+  int64_t variables = 0;
+  TF_RETURN_IF_ERROR(c->GetAttr("N", &variables));
+  ShapeHandle scalar;
+  for (int i = c->num_inputs() - 2; i < c->num_inputs(); ++i) {
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &scalar));
+  }
+  c->set_output(0, c->Scalar());
+  c->set_output(1, c->Scalar());
+  c->set_output(2, c->Vector(variables));
+  return absl::OkStatus();
+}
+
 // The first dimension is the sum of the ranks', which only they know.
 absl::Status UnknownFirstDimension(InferenceContext* c) {
   ShapeHandle gathered;
@@ -43,16 +56,33 @@ call_name: must be equal on all ranks; shown in errors.
 REGISTER_OP("AdasumSync")
     .Input("variables: N * resource")
     .Input("starts: N * resource")
+    .Input("states: M * resource")
+    .Input("pending: bool")
+    .Input("skips_in_a_row: int64")
+    .Output("syncs: int64")
+    .Output("skipped: bool")
+    .Output("orthogonality: float")
     .Attr("N: int >= 1")
+    .Attr("M: int >= 0")
     .Attr("op: {'adasum', 'sum', 'average'}")
+    .Attr("flush: bool = false")
+    .Attr("nonfinite: {'skip', 'raise'} = 'skip'")
     .Attr("call_name: string = ''")
     .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .SetShapeFn(SyncShapes)
     .Doc(R"doc(
-Reduces variable - start over all ranks and assigns start + result to both.
+Reduces variable - start over all ranks and assigns start + result to variable.
 
 variables: what each rank has trained on its own.
-starts: what all ranks held at the last sync; of the same shapes and dtypes.
+starts: what all ranks held at the last sync; of the same shapes and dtypes. Assigned too with flush.
+states: averaged over all ranks.
+pending: whether this rank has a change to bring; without one its starts count as its variables.
+skips_in_a_row: how many of this rank's last syncs were skipped.
+flush: go on, with changes of zero, until every rank flushes.
+nonfinite: what becomes of a change that is not finite: an error on all ranks, or it counts as zero.
+syncs: how many reductions were done; 0 where no rank had a change.
+skipped: whether this rank's change was not finite.
+orthogonality: for each variable |Adasum(g1, ..., gn)|^2 / sum |gi|^2; NaN where that is not known.
 )doc");
 
 REGISTER_OP("AdasumBroadcast")

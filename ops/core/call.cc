@@ -1,0 +1,136 @@
+#include "call.h"
+
+#include "error.h"
+
+namespace adasum {
+
+namespace {
+
+const char* NameOf(CallKind kind) {
+  switch (kind) {
+    case CallKind::kAllreduce:
+      return "allreduce";
+    case CallKind::kSync:
+      return "sync of deltas";
+    case CallKind::kBroadcast:
+      return "broadcast";
+    case CallKind::kAllgather:
+      return "allgather";
+    case CallKind::kBarrier:
+      return "barrier";
+    case CallKind::kShutdown:
+      return "shutdown";
+  }
+  return "";
+}
+
+const char* NameOf(Op op) {
+  switch (op) {
+    case Op::kAdasum:
+      return "adasum";
+    case Op::kSum:
+      return "sum";
+    case Op::kAverage:
+      return "average";
+  }
+  return "";
+}
+
+}  // namespace
+
+Call& Call::With(Op op) {
+  op_ = static_cast<int>(op);
+  return *this;
+}
+
+Call& Call::With(const std::vector<TensorSpec>& tensors) {
+  tensors_ = &tensors;
+  return *this;
+}
+
+Call& Call::WithRoot(int root) {
+  root_ = root;
+  return *this;
+}
+
+Call& Call::WithStates(const std::vector<TensorSpec>& states) {
+  states_ = &states;
+  return *this;
+}
+
+Call& Call::WithStarts(const void* const* starts) {
+  Hasher hasher;
+  for (size_t t = 0; t < tensors_->size(); ++t) hasher.Add(starts[t], (*tensors_)[t].bytes());
+  starts_ = hasher.hash();
+  return *this;
+}
+
+Call& Call::IgnoringFirstDimension() {
+  first_dim_ = 1;
+  return *this;
+}
+
+uint64_t Call::Hash() const {
+  Hasher hasher;
+  hasher.Add(static_cast<uint64_t>(kind_));
+  hasher.Add(name_);
+  hasher.Add(static_cast<uint64_t>(op_));
+  hasher.Add(static_cast<uint64_t>(root_));
+  hasher.Add(starts_);
+  if (tensors_ != nullptr) AddTo(hasher, *tensors_);
+  if (states_ != nullptr) AddTo(hasher, *states_);
+  return hasher.hash();
+}
+
+void Call::AddTo(Hasher& hasher, const std::vector<TensorSpec>& tensors) const {
+  hasher.Add(tensors.size());
+  for (const TensorSpec& tensor : tensors) {
+    hasher.Add(static_cast<uint64_t>(tensor.dtype));
+    if (tensor.dtype == DType::kOther) hasher.Add(std::string(tensor.dtype_name));
+    hasher.Add(static_cast<uint64_t>(tensor.rank));
+    for (int i = first_dim_; i < tensor.rank; ++i) {
+      hasher.Add(static_cast<uint64_t>(tensor.dims[i]));
+    }
+  }
+}
+
+std::vector<std::string> Call::Describe() const {
+  std::vector<std::string> facts{std::string("call: ") + NameOf(kind_), "name: '" + name_ + "'"};
+  facts.push_back(op_ < 0 ? "no op" : std::string("op: ") + NameOf(static_cast<Op>(op_)));
+  facts.push_back(root_ < 0 ? "no root rank" : "root rank: " + std::to_string(root_));
+  if (tensors_ == nullptr) return facts;
+  if (starts_ != 0) {
+    facts.push_back("weights at the start of the window that have the checksum " +
+                    std::to_string(starts_));
+  }
+  const auto describe = [&](const char* what, const std::vector<TensorSpec>& tensors) {
+    facts.push_back(std::string("number of ") + what + "s: " + std::to_string(tensors.size()));
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      facts.push_back(std::string(what) + " " + std::to_string(t) + ": " + Describe(tensors[t]));
+    }
+  };
+  if (states_ != nullptr) describe("averaged state", *states_);
+  describe("tensor", *tensors_);
+  return facts;
+}
+
+std::string Call::Describe(const TensorSpec& tensor) const {
+  std::string text = std::string(tensor.dtype_name) + "[";
+  for (int i = 0; i < tensor.rank; ++i) {
+    if (i > 0) text += ", ";
+    text += i < first_dim_ ? "any" : std::to_string(tensor.dims[i]);
+  }
+  return text + "]";
+}
+
+void CheckReducible(const std::vector<TensorSpec>& tensors) {
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    if (tensors[t].dtype != DType::kOther) continue;
+    throw Error(ErrorKind::kInvalidArgument,
+                "tensor " + std::to_string(t) +
+                    " must be float16, bfloat16, float32 or float64 to be reduced. Received: " +
+                    tensors[t].dtype_name);
+  }
+}
+
+}  // namespace adasum

@@ -1,0 +1,53 @@
+// What has to be equal on all ranks in a collective call, in the words that errors use.
+#ifndef TF_ADASUM_OPS_CORE_CALL_H_
+#define TF_ADASUM_OPS_CORE_CALL_H_
+
+#include <string>
+#include <vector>
+
+#include "agreement.h"
+#include "fusion.h"
+#include "rvh.h"
+
+namespace adasum {
+
+enum class CallKind { kAllreduce, kSync, kBroadcast, kAllgather, kBarrier, kShutdown };
+
+// Keeps references to what it is given.
+class Call : public CallSignature {
+ public:
+  Call(CallKind kind, const std::string& name) : kind_(kind), name_(name) {}
+
+  Call& With(Op op);
+  Call& With(const std::vector<TensorSpec>& tensors);
+  Call& WithRoot(int root);
+  // Tensors that are averaged beside the others.
+  Call& WithStates(const std::vector<TensorSpec>& states);
+  // The memory of the tensors, whose contents have to be equal too.
+  Call& WithStarts(const void* const* starts);
+  Call& IgnoringFirstDimension();
+
+  uint64_t Hash() const override;
+  std::vector<std::string> Describe() const override;
+
+ private:
+  void AddTo(Hasher& hasher, const std::vector<TensorSpec>& tensors) const;
+  std::string Describe(const TensorSpec& tensor) const;
+
+  const CallKind kind_;
+  const std::string& name_;
+  int op_ = -1;
+  int root_ = -1;
+  uint64_t starts_ = 0;
+  const std::vector<TensorSpec>* tensors_ = nullptr;
+  const std::vector<TensorSpec>* states_ = nullptr;
+  int first_dim_ = 0;  // the first one that counts
+};
+
+// Throws Error(kInvalidArgument) for a dtype that has no arithmetic. Called after the ranks agree,
+// so that all of them refuse alike.
+void CheckReducible(const std::vector<TensorSpec>& tensors);
+
+}  // namespace adasum
+
+#endif  // TF_ADASUM_OPS_CORE_CALL_H_

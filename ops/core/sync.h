@@ -1,0 +1,57 @@
+// Bringing ranks together that trained on their own (the paper's Figure 3): the change of the
+// weights since the last sync, the delta, is reduced, and every rank goes on from start + result.
+#ifndef TF_ADASUM_OPS_CORE_SYNC_H_
+#define TF_ADASUM_OPS_CORE_SYNC_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fusion.h"
+#include "rvh.h"
+#include "transport.h"
+
+namespace adasum {
+
+// What a sync reads and writes. Where memory is written it may be the memory that was read.
+struct SyncTensors {
+  std::vector<TensorSpec> specs;  // of values and starts
+  const void* const* values;
+  const void* const* starts;  // equal on all ranks
+  void* const* new_values;
+  void* const* new_starts;  // may be null unless flush
+  std::vector<TensorSpec> state_specs;
+  const void* const* states;  // averaged over the ranks
+  void* const* new_states;
+};
+
+struct SyncOptions {
+  Op op;
+  // Whether this rank has anything to bring; if not, its starts are taken to be its values.
+  bool pending;
+  // Whether to go on syncing, with a change of zero, until every rank flushes: what a rank does
+  // that has come to an end of its steps, so that ranks with more steps are not left alone.
+  bool flush;
+  // What becomes of a change that is not finite: an error on every rank; or this rank counts as one
+  // without a change, and it is an error once that has happened kMaxSkipsInARow times in a row.
+  bool raise_nonfinite;
+  int64_t skips_in_a_row;
+  static constexpr int64_t kMaxSkipsInARow = 3;
+};
+
+struct SyncResult {
+  int64_t syncs = 0;     // reductions done
+  bool skipped = false;  // this rank's change was not finite
+  Report report;         // of the first of the reductions; about specs alone
+};
+
+// Collective. Throws Error(kDisagreement) on every rank where ranks differ in op, name, tensors or
+// the contents of the starts, and Error(kInvalidArgument) on every rank for a change that is not
+// finite and may not be skipped. Nothing is written where the first reduction throws.
+SyncResult SyncRanks(Transport& transport, Buffer& fusion_buffer, Buffer& receive_buffer,
+                     const SyncTensors& tensors, const SyncOptions& options,
+                     const std::string& name);
+
+}  // namespace adasum
+
+#endif  // TF_ADASUM_OPS_CORE_SYNC_H_
