@@ -20,10 +20,13 @@ from tf_adasum.core import Adasum, Op
 _REDUCIBLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 
+# Before anything else fails in a way that does not tell.
+native.check_tensorflow(tf.__version__)
+
+
 @functools.cache
 def _library() -> Any:
     native.core_library()
-    native.check_tensorflow(tf.__version__)
     return tf.load_op_library(str(native.TENSORFLOW_OPS))
 
 
@@ -90,6 +93,7 @@ def grouped_allreduce(
         TypeError: if a dtype is not one of the four.
         tf.errors.InvalidArgumentError: on every rank, if the ranks' calls differ.
     """
+    _check_list("tensors", tensors)
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     for i, tensor in enumerate(tensors):
         if tensor.dtype not in _REDUCIBLE:
@@ -97,10 +101,9 @@ def grouped_allreduce(
                 "allreduce takes float16, bfloat16, float32 or float64. Received: "
                 f"tensors[{i}] of dtype {tensor.dtype.name}"
             )
-    op = Op(op)
-    if not tensors:
-        return []
-    return ops().adasum_allreduce(order(), tensors, op=op.value, call_name=name or "")
+    # Also without tensors, so that ranks that disagree about that get to know.
+    reduced = ops().adasum_allreduce(order(), tensors, op=Op(op).value, call_name=name or "")
+    return reduced if tensors else []
 
 
 def broadcast(tensor: tf.Tensor, root_rank: int = 0, name: str | None = None) -> tf.Tensor:
@@ -111,23 +114,35 @@ def broadcast(tensor: tf.Tensor, root_rank: int = 0, name: str | None = None) ->
 
 
 def broadcast_variables(
-    variables: Sequence[tf.Variable], root_rank: int = 0, name: str | None = None
-) -> tf.Tensor | None:
+    variables: Sequence[tf.Variable],
+    root_rank: int = 0,
+    name: str | None = None,
+    variable_names: Sequence[str] = (),
+) -> tf.Tensor:
     """Assigns root_rank's values to the variables, `tf.Variable` or `keras.Variable`, of every
     rank.
 
+    Args:
+        variables: the same on all ranks, in the same order.
+        root_rank: whose values count.
+        name: shown in errors; must be equal on all ranks.
+        variable_names: a name for each variable, which must be equal on all ranks, or none.
+
     Returns:
-        A boolean scalar: whether any bit of this rank's values was different. None if there are no
-        variables.
+        A boolean scalar: whether any bit of this rank's values was different.
 
     Raises:
+        TypeError: if `variables` is no list of variables.
         tf.errors.InvalidArgumentError: on every rank, if the ranks' variables differ in number,
             dtype or shape, or `root_rank` is not a rank.
     """
-    if not variables:
-        return None
+    _check_list("variables", variables)
     return ops().adasum_broadcast_variables(
-        order(), handles(variables), root_rank=root_rank, call_name=name or ""
+        order(),
+        handles(variables),
+        root_rank=root_rank,
+        names=variable_names,
+        call_name=name or "",
     )
 
 
@@ -148,4 +163,15 @@ def barrier(name: str | None = None) -> None:
 
 def handles(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
     """The resources behind `tf.Variable`s or `keras.Variable`s."""
-    return [(v if isinstance(v, tf.Variable) else v.value).handle for v in variables]
+    resources = []
+    for variable in variables:
+        own = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
+        if not hasattr(own, "handle"):
+            raise TypeError(f"expected a tf.Variable or a keras.Variable. Received: {variable!r}")
+        resources.append(own.handle)
+    return resources
+
+
+def _check_list(name: str, given: Any) -> None:
+    if not isinstance(given, (list, tuple)):
+        raise TypeError(f"`{name}` must be a list or tuple. Received: {type(given).__name__}")

@@ -11,7 +11,10 @@ _LIBRARIES = Path(__file__).parent / "_lib"
 CORE = _LIBRARIES / "libadasum_core.so"
 TENSORFLOW_OPS = _LIBRARIES / "libadasum_tf.so"
 
-REBUILD = "reinstall tf-adasum in this environment (`pip install --force-reinstall --no-deps`)"
+REBUILD = (
+    "reinstall tf-adasum in this environment (`pip install --no-cache-dir --force-reinstall "
+    "--no-deps` and where it comes from)"
+)
 
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4}
 OTHER_DTYPE = 0
@@ -27,6 +30,7 @@ class Tensor(ctypes.Structure):
         ("dims", ctypes.POINTER(ctypes.c_int64)),
         ("item_bytes", ctypes.c_int64),
         ("dtype_name", ctypes.c_char_p),
+        ("name", ctypes.c_char_p),
         ("rank", ctypes.c_int32),
         ("dtype", ctypes.c_int32),
     ]
@@ -53,6 +57,7 @@ _PROTOTYPES = {
     "adasum_finalize": (None, []),
     "adasum_is_initialized": (ctypes.c_int, []),
     "adasum_topology": (ctypes.c_int, [ctypes.POINTER(Topology)]),
+    "adasum_job_size": (ctypes.c_int, []),
     "adasum_abort": (None, [ctypes.c_int]),
     "adasum_last_error": (ctypes.c_char_p, []),
     "adasum_mpi_built_for": (ctypes.c_char_p, []),

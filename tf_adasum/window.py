@@ -8,6 +8,8 @@ goes on from start + combined delta.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,7 +52,7 @@ class Window:
     nonfinite: str
     """"skip" or "raise"."""
     name: str
-    """Compared over the ranks and shown in errors."""
+    """Compared over the ranks and shown in errors, like the options and the variables' names."""
     inner_variables: Sequence[Variable] = ()
     """The wrapped optimizer's, made equal with the weights: some keep weights among them."""
 
@@ -95,13 +97,20 @@ class Window:
 
     def _start_from_root(self) -> tf.Tensor:
         changed = collectives.broadcast_variables(
-            self.variables, name=f"{self.name}: first weights"
+            self.variables,
+            name=f"{self._call_name}, first weights",
+            variable_names=names(self.variables),
         )
         collectives.broadcast_variables(
-            self.inner_variables, name=f"{self.name}: first optimizer state"
+            self.inner_variables,
+            name=f"{self._call_name}, first optimizer state",
         )
         self.started.assign(1)
         return tf.logical_not(changed)
+
+    @property
+    def _call_name(self) -> str:
+        return f"{self.name}, local_steps={self.local_steps}, nonfinite={self.nonfinite}"
 
     def _keep_start(self) -> None:
         for start, variable in zip(self.starts, self.variables, strict=True):
@@ -118,7 +127,8 @@ class Window:
             op=self.op.value,
             flush=flush,
             nonfinite=self.nonfinite,
-            call_name=self.name,
+            names=names(self.variables),
+            call_name=self._call_name,
         )
         tf.cond(syncs > 0, lambda: self._note(syncs, skipped, orthogonality), nothing)
 
@@ -132,6 +142,33 @@ class Window:
         skips = tf.convert_to_tensor(self.skips) + 1
         self.skips.assign(tf.where(skipped, skips, tf.zeros_like(skips)))
         self.orthogonality.assign(orthogonality)
+
+
+def names(variables: Sequence[Variable]) -> list[str]:
+    """The variables' paths in a form that is the same on all ranks.
+
+    Keras numbers layers through a process's life: what is `dense` and `dense_1` on one rank may be
+    `dense_4` and `dense_5` on another, which built other models before. So the numbers at the end
+    of names are replaced by their order among those that occur.
+    """
+    paths = [getattr(variable, "path", None) or variable.name for variable in variables]
+    parts = [[_split_number(part) for part in path.split("/")] for path in paths]
+    occurring: dict[str, set[int]] = {}
+    for base, number in itertools.chain.from_iterable(parts):
+        occurring.setdefault(base, set()).add(number)
+    order = {base: sorted(numbers) for base, numbers in occurring.items()}
+    return [
+        "/".join(
+            f"{base}_{order[base].index(number)}" if len(order[base]) > 1 else base
+            for base, number in path
+        )
+        for path in parts
+    ]
+
+
+def _split_number(part: str) -> tuple[str, int]:
+    base, number = re.fullmatch(r"(.*?)(?:_(\d+))?", part).groups()
+    return base, -1 if number is None else int(number)
 
 
 def nothing() -> None:

@@ -39,6 +39,20 @@ int DTypeCode(DataType dtype) {
   }
 }
 
+// As NumPy spells it, which is how the core's other users do.
+std::string DTypeName(DataType dtype) {
+  switch (dtype) {
+    case tensorflow::DT_HALF:
+      return "float16";
+    case tensorflow::DT_FLOAT:
+      return "float32";
+    case tensorflow::DT_DOUBLE:
+      return "float64";
+    default:
+      return tensorflow::DataTypeString(dtype);
+  }
+}
+
 void* DataOf(const Tensor& tensor) { return const_cast<char*>(tensor.tensor_data().data()); }
 
 // Tensors as the C API takes them. It must not be copied, since the views point into it.
@@ -46,17 +60,18 @@ class TensorViews {
  public:
   explicit TensorViews(size_t count) {
     dims_.reserve(count);
-    names_.reserve(count);
+    dtype_names_.reserve(count);
   }
   TensorViews(const TensorViews&) = delete;
 
-  void Add(const Tensor& tensor) {
+  // name has to outlive the views.
+  void Add(const Tensor& tensor, const std::string& name = kNoName) {
     dims_.emplace_back();
     for (const auto dim : tensor.shape()) dims_.back().push_back(dim.size);
-    names_.push_back(tensorflow::DataTypeString(tensor.dtype()));
+    dtype_names_.push_back(DTypeName(tensor.dtype()));
     views_.push_back({DataOf(tensor), dims_.back().data(), tensorflow::DataTypeSize(tensor.dtype()),
-                      names_.back().c_str(), static_cast<int32_t>(dims_.back().size()),
-                      DTypeCode(tensor.dtype())});
+                      dtype_names_.back().c_str(), name.c_str(),
+                      static_cast<int32_t>(dims_.back().size()), DTypeCode(tensor.dtype())});
   }
 
   const AdasumTensor* data() const { return views_.data(); }
@@ -64,9 +79,12 @@ class TensorViews {
 
  private:
   std::vector<std::vector<int64_t>> dims_;
-  std::vector<std::string> names_;
+  static const std::string kNoName;
+  std::vector<std::string> dtype_names_;
   std::vector<AdasumTensor> views_;
 };
+
+const std::string TensorViews::kNoName;
 
 // What every collective op has: a first input that keeps them in order (see ops.cc), which is not
 // looked at, and a name that is compared over the ranks.
@@ -90,6 +108,14 @@ class CollectiveOp : public OpKernel {
  private:
   std::string call_name_;
 };
+
+// One name for each of count variables.
+std::vector<std::string> ReadNames(OpKernelConstruction* ctx, int count) {
+  std::vector<std::string> names;
+  ctx->SetStatus(ctx->GetAttr("names", &names));
+  names.resize(count);
+  return names;
+}
 
 int ReadOp(OpKernelConstruction* ctx) {
   std::string op;
@@ -259,6 +285,7 @@ class SyncOp : public CollectiveOp {
     std::string nonfinite;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("nonfinite", &nonfinite));
     raise_nonfinite_ = nonfinite == "raise";
+    names_ = ReadNames(ctx, count_);
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -278,7 +305,7 @@ class SyncOp : public CollectiveOp {
                   absl::InvalidArgumentError("variable " + std::to_string(i) + " is " +
                                              value.DebugString(0) + ", but its start is " +
                                              start.DebugString(0)));
-      values.Add(value);
+      values.Add(value, names_[i]);
       starts.push_back(DataOf(start));
       new_values.push_back(variables.next(i));
       if (flush_) new_starts.push_back(variables.next(count_ + i));
@@ -318,12 +345,15 @@ class SyncOp : public CollectiveOp {
   int state_count_ = 0;
   bool flush_ = false;
   bool raise_nonfinite_ = false;
+  std::vector<std::string> names_;
 };
 
 class BroadcastVariablesOp : public CollectiveOp {
  public:
   explicit BroadcastVariablesOp(OpKernelConstruction* ctx)
-      : CollectiveOp(ctx), root_(ReadRoot(ctx)) {}
+      : CollectiveOp(ctx),
+        root_(ReadRoot(ctx)),
+        names_(ReadNames(ctx, ctx->num_inputs() - kFirstInput)) {}
 
   void Compute(OpKernelContext* ctx) override {
     LockedVariables variables;
@@ -338,7 +368,7 @@ class BroadcastVariablesOp : public CollectiveOp {
                   absl::InvalidArgumentError("variable " + std::to_string(i) +
                                              " must hold numbers or booleans. Received: " +
                                              tensorflow::DataTypeString(value.dtype())));
-      values.Add(value);
+      values.Add(value, names_[i]);
       outputs.push_back(variables.next(i));
     }
     int changed = 0;
@@ -350,6 +380,7 @@ class BroadcastVariablesOp : public CollectiveOp {
 
  private:
   const int root_;
+  const std::vector<std::string> names_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("AdasumAllreduce").Device(tensorflow::DEVICE_CPU), AllreduceOp);

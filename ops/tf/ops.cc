@@ -45,7 +45,7 @@ REGISTER_OP("AdasumAllreduce")
     .Input("order: resource")
     .Input("tensors: T")
     .Output("reduced: T")
-    .Attr("T: list({half, bfloat16, float, double}) >= 1")
+    .Attr("T: list({half, bfloat16, float, double}) >= 0")
     .Attr("op: {'adasum', 'sum', 'average'}")
     .Attr("call_name: string = ''")
     .SetIsStateful()
@@ -71,12 +71,14 @@ REGISTER_OP("AdasumSync")
     .Attr("op: {'adasum', 'sum', 'average'}")
     .Attr("flush: bool = false")
     .Attr("nonfinite: {'skip', 'raise'} = 'skip'")
+    .Attr("names: list(string) = []")
     .Attr("call_name: string = ''")
     .SetIsStateful()
     .SetShapeFn(SyncShapes)
     .Doc(R"doc(
 Reduces variable - start over all ranks and assigns start + result to variable.
 
+names: of the variables, or none; must be equal on all ranks.
 variables: what each rank has trained on its own.
 starts: what all ranks held at the last sync; of the same shapes and dtypes. Assigned too with flush.
 states: averaged over all ranks.
@@ -104,8 +106,9 @@ REGISTER_OP("AdasumBroadcastVariables")
     .Input("order: resource")
     .Input("variables: N * resource")
     .Output("changed: bool")
-    .Attr("N: int >= 1")
+    .Attr("N: int >= 0")
     .Attr("root_rank: int")
+    .Attr("names: list(string) = []")
     .Attr("call_name: string = ''")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
