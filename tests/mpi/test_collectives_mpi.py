@@ -138,7 +138,7 @@ def test_refusals():
         "number of tensors: 0.*number of tensors: 1",
         lambda: adasum.grouped_allreduce([tf.zeros(1)] * rank),
     )
-    refused(TypeError, "Received: EagerTensor", lambda: adasum.broadcast_variables(tf.zeros(1)))
+    refused(TypeError, "Received: .*Tensor", lambda: adasum.broadcast_variables(tf.zeros(1)))
     refused(TypeError, "a tf.Variable or", lambda: adasum.broadcast_variables([3.0]))
     refused(TypeError, "Received: dict", lambda: adasum.grouped_allreduce({"a": tf.zeros(1)}))
     with pytest.raises((ValueError, invalid), match=r"at least rank 1|a scalar"):

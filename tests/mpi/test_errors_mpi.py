@@ -43,7 +43,7 @@ def test_every_rank_gets_the_difference_and_goes_on():
         core.broadcast(np.zeros(1), 2**32)
     with pytest.raises(TypeError, match="Received: name=3"):
         core.allreduce(np.zeros(1), name=3)
-    with pytest.raises(core.DisagreementError, match="'<i4'.*'<f4'"):
+    with pytest.raises(core.DisagreementError, match=r"<f4.*<i4"):
         core.broadcast(np.zeros(1, [("a", "i4" if rank else "f4")]))
     with pytest.raises(ValueError, match="Received: a scalar"):
         core.allgather(np.float64(1))
