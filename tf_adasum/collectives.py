@@ -8,6 +8,7 @@ options, or the number, dtypes or shapes of the tensors, every rank gets
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,28 @@ def ops() -> Any:
     library = _library()
     core.init()
     return library
+
+
+@functools.cache
+def _eager_order() -> tf.Variable:
+    return tf.Variable(0, dtype=tf.int64, trainable=False, name="tf_adasum_order")
+
+
+_order_of_graph: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def order() -> tf.Tensor:
+    """The resource that all collectives share, so that they run in the program's order."""
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            return _eager_order().handle
+        # A graph of TensorFlow 1: nothing reads the variable, so it need not be initialized.
+        graph = tf.compat.v1.get_default_graph()
+        if graph not in _order_of_graph:
+            _order_of_graph[graph] = tf.raw_ops.VarHandleOp(
+                shape=[], dtype=tf.int64, shared_name="tf_adasum_order"
+            )
+        return _order_of_graph[graph]
 
 
 def allreduce(
@@ -77,13 +100,13 @@ def grouped_allreduce(
     op = Op(op)
     if not tensors:
         return []
-    return ops().adasum_allreduce(tensors, op=op.value, call_name=name or "")
+    return ops().adasum_allreduce(order(), tensors, op=op.value, call_name=name or "")
 
 
 def broadcast(tensor: tf.Tensor, root_rank: int = 0, name: str | None = None) -> tf.Tensor:
     """root_rank's tensor; all ranks give one of the same shape and dtype, numbers or booleans."""
     return ops().adasum_broadcast(
-        [tf.convert_to_tensor(tensor)], root_rank=root_rank, call_name=name or ""
+        order(), [tf.convert_to_tensor(tensor)], root_rank=root_rank, call_name=name or ""
     )[0]
 
 
@@ -104,7 +127,7 @@ def broadcast_variables(
     if not variables:
         return None
     return ops().adasum_broadcast_variables(
-        handles(variables), root_rank=root_rank, call_name=name or ""
+        order(), handles(variables), root_rank=root_rank, call_name=name or ""
     )
 
 
@@ -115,12 +138,12 @@ def allgather(tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
         ValueError: if `tensor` is a scalar.
         tf.errors.InvalidArgumentError: on every rank, if dtypes or other dimensions differ.
     """
-    return ops().adasum_allgather(tf.convert_to_tensor(tensor), call_name=name or "")
+    return ops().adasum_allgather(order(), tf.convert_to_tensor(tensor), call_name=name or "")
 
 
 def barrier(name: str | None = None) -> None:
     """Returns when every rank has come; in a tf.function, what follows waits for that."""
-    ops().adasum_barrier(call_name=name or "")
+    ops().adasum_barrier(order(), call_name=name or "")
 
 
 def handles(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:

@@ -129,6 +129,7 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             op=self.op,
             nonfinite=self.nonfinite,
             name=self.name,
+            inner_variables=self.inner_optimizer.variables,
             **self._counters,
         )
 
@@ -179,33 +180,35 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         """
         self.sync()
         self.inner_optimizer.finalize_variable_values(var_list)
-        if self._innermost.use_ema and core.size() > 1:
+        if core.size() > 1 and any(optimizer.use_ema for optimizer in self._parts):
             averages = collectives.grouped_allreduce([v.value for v in var_list], op=Average)
             for variable, average in zip(var_list, averages, strict=True):
                 variable.assign(average)
 
     def _skip_step(self) -> None:
-        self._innermost._iterations.assign_add(1)
+        for optimizer in self._parts:
+            optimizer._iterations.assign_add(1)
 
     @property
     def _innermost(self) -> keras.optimizers.Optimizer:
         """The optimizer that updates the weights, below a LossScaleOptimizer."""
         return getattr(self.inner_optimizer, "inner_optimizer", self.inner_optimizer)
 
+    @property
+    def _parts(self) -> list[keras.optimizers.Optimizer]:
+        """The innermost optimizer and, if it is a MultiOptimizer, those that it is made of."""
+        return [self._innermost, *getattr(self._innermost, "optimizers", [])]
+
     def _updates(self) -> tf.Tensor:
         """How often the weights were updated so far."""
         return tf.cast(tf.convert_to_tensor(self._innermost.iterations), tf.int64)
 
     def _averaged_state(self) -> list[keras.Variable]:
-        """What the innermost optimizer keeps for the weights."""
-        shapes = {tuple(v.shape) for v in self._trainable_variables}
-        learning_rate = self._innermost._learning_rate
+        learning_rates = {id(optimizer._learning_rate) for optimizer in self._parts}
         return [
             v
             for v in self._innermost.variables
-            if v is not learning_rate
-            and keras.backend.is_float_dtype(v.dtype)
-            and tuple(v.shape) in shapes
+            if id(v) not in learning_rates and keras.backend.is_float_dtype(v.dtype)
         ]
 
     @property
@@ -227,6 +230,31 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         return self.inner_optimizer.scale_loss(loss)
+
+    @property
+    def loss_scale_factor(self) -> float | None:
+        """By what the wrapped optimizer has the loss multiplied, or None.
+
+        A LossScaleOptimizer around this one, which `compile` adds under the policy mixed_float16,
+        sets it to None because it scales the loss itself. A LossScaleOptimizer inside is then
+        taken out: its scale would be divided out of the gradients a second time.
+        """
+        inner = self.inner_optimizer
+        return getattr(inner, "initial_scale", inner.loss_scale_factor)
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, factor: float | None) -> None:
+        if not hasattr(self, "inner_optimizer"):
+            return  # the base class's constructor
+        if self._innermost is self.inner_optimizer:
+            self.inner_optimizer.loss_scale_factor = factor
+        elif self.built:
+            raise ValueError(
+                "This optimizer was used with a LossScaleOptimizer inside, so the loss cannot be "
+                "scaled outside as well. Make a new one, or compile with auto_scale_loss=False."
+            )
+        else:
+            self.inner_optimizer = self._innermost
 
     def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
         self.inner_optimizer.exclude_from_weight_decay(*args, **kwargs)

@@ -51,6 +51,8 @@ class Window:
     """"skip" or "raise"."""
     name: str
     """Compared over the ranks and shown in errors."""
+    inner_variables: Sequence[Variable] = ()
+    """The wrapped optimizer's, made equal with the weights: some keep weights among them."""
 
     def begin_step(self) -> tf.Tensor:
         """To be called before each step of the wrapped optimizer.
@@ -59,11 +61,7 @@ class Window:
             A boolean scalar: whether the step's gradient is good. The very first one of a rank is
             not if it was computed at weights that were not rank 0's, which the rank now has.
         """
-        usable = tf.cond(
-            tf.equal(tf.convert_to_tensor(self.started), 0),
-            self._start_from_root,
-            lambda: tf.constant(True),
-        )
+        usable = self._start()
         # Not when the last window ends: since then the user may have loaded other weights.
         tf.cond(tf.equal(tf.convert_to_tensor(self.local_step), 0), self._keep_start, nothing)
         return usable
@@ -86,11 +84,21 @@ class Window:
         A rank that gets here goes on taking part in the others' syncs, with a delta of zero, until
         all ranks are here: so ranks may come after different numbers of steps.
         """
+        # A rank that has skipped all of its steps has not met the others yet.
+        self._start()
         self._sync(flush=True)
+
+    def _start(self) -> tf.Tensor:
+        """Whether this rank's weights are those that the ranks started from."""
+        not_started = tf.equal(tf.convert_to_tensor(self.started), 0)
+        return tf.cond(not_started, self._start_from_root, lambda: tf.constant(True))
 
     def _start_from_root(self) -> tf.Tensor:
         changed = collectives.broadcast_variables(
             self.variables, name=f"{self.name}: first weights"
+        )
+        collectives.broadcast_variables(
+            self.inner_variables, name=f"{self.name}: first optimizer state"
         )
         self.started.assign(1)
         return tf.logical_not(changed)
@@ -101,6 +109,7 @@ class Window:
 
     def _sync(self, flush: bool) -> None:
         syncs, skipped, orthogonality = collectives.ops().adasum_sync(
+            collectives.order(),
             collectives.handles(self.variables),
             collectives.handles(self.starts),
             collectives.handles(self.states),

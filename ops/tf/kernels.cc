@@ -68,7 +68,8 @@ class TensorViews {
   std::vector<AdasumTensor> views_;
 };
 
-// What every collective op has: a name that is compared over the ranks.
+// What every collective op has: a first input that keeps them in order (see ops.cc), which is not
+// looked at, and a name that is compared over the ranks.
 class CollectiveOp : public OpKernel {
  public:
   explicit CollectiveOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -76,6 +77,8 @@ class CollectiveOp : public OpKernel {
   }
 
  protected:
+  static constexpr int kFirstInput = 1;
+
   const char* call_name() const { return call_name_.c_str(); }
 
   static void RequireMemcpy(OpKernelConstruction* ctx, DataType dtype) {
@@ -105,15 +108,16 @@ class AllreduceOp : public CollectiveOp {
   explicit AllreduceOp(OpKernelConstruction* ctx) : CollectiveOp(ctx), op_(ReadOp(ctx)) {}
 
   void Compute(OpKernelContext* ctx) override {
-    TensorViews inputs(ctx->num_inputs());
+    TensorViews inputs(ctx->num_outputs());
     std::vector<void*> outputs;
-    for (int i = 0; i < ctx->num_inputs(); ++i) {
+    for (int i = 0; i < ctx->num_outputs(); ++i) {
+      const int from = kFirstInput + i;
       // Before the output may take the input's memory over: the view stays right, the input is then
       // gone.
-      inputs.Add(ctx->input(i));
+      inputs.Add(ctx->input(from));
       Tensor* output = nullptr;
-      OP_REQUIRES_OK(ctx,
-                     ctx->forward_input_or_allocate_output({i}, i, ctx->input(i).shape(), &output));
+      OP_REQUIRES_OK(
+          ctx, ctx->forward_input_or_allocate_output({from}, i, ctx->input(from).shape(), &output));
       outputs.push_back(DataOf(*output));
     }
     OP_REQUIRES_OK(ctx, ToStatus(adasum_allreduce(inputs.data(), outputs.data(), inputs.size(), op_,
@@ -127,16 +131,17 @@ class AllreduceOp : public CollectiveOp {
 class BroadcastOp : public CollectiveOp {
  public:
   explicit BroadcastOp(OpKernelConstruction* ctx) : CollectiveOp(ctx), root_(ReadRoot(ctx)) {
-    for (const DataType dtype : ctx->input_types()) RequireMemcpy(ctx, dtype);
+    for (const DataType dtype : ctx->output_types()) RequireMemcpy(ctx, dtype);
   }
 
   void Compute(OpKernelContext* ctx) override {
-    TensorViews inputs(ctx->num_inputs());
+    TensorViews inputs(ctx->num_outputs());
     std::vector<void*> outputs;
-    for (int i = 0; i < ctx->num_inputs(); ++i) {
+    for (int i = 0; i < ctx->num_outputs(); ++i) {
+      const int from = kFirstInput + i;
       Tensor* output = nullptr;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, ctx->input(i).shape(), &output));
-      inputs.Add(ctx->input(i));
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, ctx->input(from).shape(), &output));
+      inputs.Add(ctx->input(from));
       outputs.push_back(DataOf(*output));
     }
     OP_REQUIRES_OK(ctx, ToStatus(adasum_broadcast(inputs.data(), outputs.data(), inputs.size(),
@@ -150,15 +155,15 @@ class BroadcastOp : public CollectiveOp {
 class AllgatherOp : public CollectiveOp {
  public:
   explicit AllgatherOp(OpKernelConstruction* ctx) : CollectiveOp(ctx) {
-    RequireMemcpy(ctx, ctx->input_type(0));
+    RequireMemcpy(ctx, ctx->input_type(kFirstInput));
   }
 
   void Compute(OpKernelContext* ctx) override {
     TensorViews input(1);
-    input.Add(ctx->input(0));
+    input.Add(ctx->input(kFirstInput));
     const auto allocate = [](int64_t rows, void* context) -> void* {
       auto* op_context = static_cast<OpKernelContext*>(context);
-      TensorShape shape = op_context->input(0).shape();
+      TensorShape shape = op_context->input(kFirstInput).shape();
       shape.set_dim(0, rows);
       Tensor* output = nullptr;
       const absl::Status status = op_context->allocate_output(0, shape, &output);
@@ -183,8 +188,8 @@ class BarrierOp : public CollectiveOp {
 // Variables that an op reads and overwrites, locked from Open until destruction.
 class LockedVariables {
  public:
-  absl::Status Open(OpKernelContext* ctx, int count) {
-    for (int i = 0; i < count; ++i) {
+  absl::Status Open(OpKernelContext* ctx, int begin, int end) {
+    for (int i = begin; i < end; ++i) {
       variables_.emplace_back();
       TF_RETURN_IF_ERROR(
           LookupResource(ctx, tensorflow::HandleFromInput(ctx, i), &variables_.back()));
@@ -258,7 +263,7 @@ class SyncOp : public CollectiveOp {
 
   void Compute(OpKernelContext* ctx) override {
     LockedVariables variables;
-    OP_REQUIRES_OK(ctx, variables.Open(ctx, 2 * count_ + state_count_));
+    OP_REQUIRES_OK(ctx, variables.Open(ctx, kFirstInput, kFirstInput + 2 * count_ + state_count_));
     OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx, 0, count_));
     if (flush_) OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx, count_, 2 * count_));
     const int states_end = 2 * count_ + state_count_;
@@ -283,10 +288,10 @@ class SyncOp : public CollectiveOp {
       new_states.push_back(variables.next(2 * count_ + i));
     }
     const AdasumSyncOptions options{op_,
-                                    ctx->input(states_end).scalar<bool>()(),
+                                    ctx->input(kFirstInput + states_end).scalar<bool>()(),
                                     flush_,
                                     raise_nonfinite_,
-                                    ctx->input(states_end + 1).scalar<int64_t>()(),
+                                    ctx->input(kFirstInput + states_end + 1).scalar<int64_t>()(),
                                     call_name()};
     const AdasumSyncTensors tensors{count_,
                                     values.data(),
@@ -322,11 +327,12 @@ class BroadcastVariablesOp : public CollectiveOp {
 
   void Compute(OpKernelContext* ctx) override {
     LockedVariables variables;
-    OP_REQUIRES_OK(ctx, variables.Open(ctx, ctx->num_inputs()));
-    OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx, 0, ctx->num_inputs()));
-    TensorViews values(ctx->num_inputs());
+    OP_REQUIRES_OK(ctx, variables.Open(ctx, kFirstInput, ctx->num_inputs()));
+    const int count = ctx->num_inputs() - kFirstInput;
+    OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx, 0, count));
+    TensorViews values(count);
     std::vector<void*> outputs;
-    for (int i = 0; i < ctx->num_inputs(); ++i) {
+    for (int i = 0; i < count; ++i) {
       const Tensor& value = variables[i];
       OP_REQUIRES(ctx, tensorflow::DataTypeCanUseMemcpy(value.dtype()),
                   absl::InvalidArgumentError("variable " + std::to_string(i) +

@@ -1,5 +1,7 @@
-// The ops' signatures and shape functions. All are stateful: a collective must run as often, and in
-// the same order, as the program says, whatever a graph optimizer thinks of its inputs.
+// The ops' signatures and shape functions. All are stateful: a collective must run as often as the
+// program says, whatever a graph optimizer thinks of its inputs. And all take the same resource,
+// `order`, an int64 variable: TensorFlow keeps those stateful ops in the program's order that share
+// a resource, also across branches and functions, but not an op that has resources from others.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -11,7 +13,7 @@ using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
 absl::Status SameShapes(InferenceContext* c) {
-  for (int i = 0; i < c->num_inputs(); ++i) c->set_output(i, c->input(i));
+  for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->input(i + 1));
   return absl::OkStatus();
 }
 
@@ -31,7 +33,7 @@ absl::Status SyncShapes(InferenceContext* c) {
 // The first dimension is the sum of the ranks', which only they know.
 absl::Status UnknownFirstDimension(InferenceContext* c) {
   ShapeHandle gathered;
-  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 1, &gathered));
+  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(1), 1, &gathered));
   TF_RETURN_IF_ERROR(c->ReplaceDim(gathered, 0, c->UnknownDim(), &gathered));
   c->set_output(0, gathered);
   return absl::OkStatus();
@@ -40,6 +42,7 @@ absl::Status UnknownFirstDimension(InferenceContext* c) {
 }  // namespace
 
 REGISTER_OP("AdasumAllreduce")
+    .Input("order: resource")
     .Input("tensors: T")
     .Output("reduced: T")
     .Attr("T: list({half, bfloat16, float, double}) >= 1")
@@ -54,6 +57,7 @@ call_name: must be equal on all ranks; shown in errors.
 )doc");
 
 REGISTER_OP("AdasumSync")
+    .Input("order: resource")
     .Input("variables: N * resource")
     .Input("starts: N * resource")
     .Input("states: M * resource")
@@ -86,6 +90,7 @@ orthogonality: for each variable |Adasum(g1, ..., gn)|^2 / sum |gi|^2; NaN where
 )doc");
 
 REGISTER_OP("AdasumBroadcast")
+    .Input("order: resource")
     .Input("tensors: T")
     .Output("of_root: T")
     .Attr("T: list(type) >= 1")
@@ -96,6 +101,7 @@ REGISTER_OP("AdasumBroadcast")
     .Doc("Gives every rank root_rank's tensors.");
 
 REGISTER_OP("AdasumBroadcastVariables")
+    .Input("order: resource")
     .Input("variables: N * resource")
     .Output("changed: bool")
     .Attr("N: int >= 1")
@@ -110,6 +116,7 @@ changed: whether any bit of this rank's values was different.
 )doc");
 
 REGISTER_OP("AdasumAllgather")
+    .Input("order: resource")
     .Input("tensor: T")
     .Output("gathered: T")
     .Attr("T: type")
@@ -119,6 +126,7 @@ REGISTER_OP("AdasumAllgather")
     .Doc("Puts the ranks' tensors one after the other along the first dimension.");
 
 REGISTER_OP("AdasumBarrier")
+    .Input("order: resource")
     .Attr("call_name: string = ''")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
