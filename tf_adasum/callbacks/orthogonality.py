@@ -57,13 +57,13 @@ class Orthogonality(Together):
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         self._batches += 1
         if self.every and self._batches % self.every == 0:
-            self._report(self._values(self._adasum().orthogonality), logs)
+            self._report(self._values(self._own()), logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self.come_together()
         # A rank that came early has seen another last sync than one with more batches.
-        own = keras.ops.convert_to_numpy(self._adasum().orthogonality)
-        self._report(self._values(core.broadcast(own, name="orthogonality")), logs)
+        of_rank_0 = core.broadcast(self._own(), name="orthogonality")
+        self._report(self._values(of_rank_0), logs)
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         if self._writer is not None:
@@ -79,8 +79,12 @@ class Orthogonality(Together):
             )
         return found
 
-    def _values(self, orthogonality: np.ndarray | keras.Variable) -> dict[str, float]:
-        values = keras.ops.convert_to_numpy(orthogonality).astype(float)
+    def _own(self) -> np.ndarray:
+        adasum = self._adasum()
+        values = keras.ops.convert_to_numpy(adasum.orthogonality)
+        return values if int(adasum.syncs) > 0 else np.full_like(values, np.nan)
+
+    def _values(self, values: np.ndarray) -> dict[str, float]:
         known = values[~np.isnan(values)]
         paths = [variable.path for variable in self._adasum()._trainable_variables]
         return {

@@ -110,8 +110,8 @@ class BroadcastState(Together):
             window = adasum._window
             in_mid_window = int(window.local_step) > 0
             shared = [window.syncs, *(window.starts if in_mid_window else window.variables)]
-            if isinstance(adasum._innermost._learning_rate, keras.Variable):
-                shared.append(adasum._innermost._learning_rate)
+            rates = [optimizer._learning_rate for optimizer in adasum._parts]
+            shared += [rate for rate in rates if isinstance(rate, keras.Variable)]
         else:
             shared = [variable for variable in self._variables() if not _is_seed(variable)]
         digests = core.allgather(digest(shared, in_training)[np.newaxis], name="state: digest")
