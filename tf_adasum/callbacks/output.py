@@ -33,7 +33,9 @@ class RankZeroOutput(keras.callbacks.Callback):
     replaced by ones that do nothing, so their own attributes, such as `best`, are rank 0's only:
     `ModelCheckpoint`, `BackupAndRestore`, `CSVLogger`, `TensorBoard`, `RemoteMonitor`,
     `OrbaxCheckpoint`, `ProgbarLogger`, and classes derived from them. What `BackupAndRestore`
-    restores on rank 0, `BroadcastState` brings to all.
+    restores on rank 0, `BroadcastState` brings to all. Since that is rank 0's state, the others go
+    on with its momentum: only where ranks keep nothing of their own, or with `average_inner_state`,
+    is the result that of a run without interruption.
 
     Args:
         writers: other classes of callbacks that have to be silent on all ranks but 0.
