@@ -40,6 +40,7 @@ _HOME_OF = {
         ],
         "collectives",
     ),
+    "orthogonality": "measures",
     "shard": "data",
     "AdasumOptimizer": "optimizer",
 }

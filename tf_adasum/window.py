@@ -117,6 +117,21 @@ class Window:
             start.assign(variable)
 
     def _sync(self, flush: bool) -> None:
+        if all(variable.constraint is None for variable in self.variables):
+            self._reduce(flush)
+            return
+
+        # One by one: what a constraint makes of a round's result is what the next one starts from.
+        def one_round(_: tf.Tensor) -> list[tf.Tensor]:
+            going_on = collectives.allreduce(
+                tf.constant(0.0 if flush else 1.0), Op.SUM, f"{self.name}: ranks that go on"
+            )
+            self._reduce(flush=False)
+            return [tf.logical_and(flush, going_on > 0)]
+
+        tf.while_loop(lambda again: again, one_round, [tf.constant(True)])
+
+    def _reduce(self, flush: bool) -> None:
         syncs, skipped, orthogonality = collectives.ops().adasum_sync(
             collectives.order(),
             collectives.handles(self.variables),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 
 from tf_adasum import reference
@@ -96,3 +99,27 @@ def assert_weights(model, want: list[np.ndarray], relative: float, what: str) ->
     for got, expected in zip(model.get_weights(), want, strict=True):
         error = np.abs(got - expected).max() / np.abs(expected).max()
         assert error < relative, f"{what}: relative error {error}"
+
+
+def gathered(array) -> list[np.ndarray]:
+    """Each rank's array, of one shape on all."""
+    from tf_adasum import core
+
+    return list(core.allgather(np.asarray(array)[np.newaxis]))
+
+
+def hashes(model) -> set[bytes]:
+    """A hash of the weights from every rank: one element where all ranks' are equal."""
+    import hashlib
+
+    digest = hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).digest()
+    return {row.tobytes() for row in gathered(np.frombuffer(digest, np.uint8))}
+
+
+def shared_folder() -> Path:
+    """A new folder that all ranks know; the caller removes it."""
+    from tf_adasum import core
+
+    name = tempfile.mkdtemp() if core.rank() == 0 else ""
+    letters = core.broadcast(np.frombuffer(name.encode().ljust(200), np.uint8))
+    return Path(letters.tobytes().decode().strip())
