@@ -52,7 +52,8 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
     ```
 
     Raises:
-        ValueError: if `local_steps` or `op` is something else, or the optimizer is wrapped already.
+        ValueError: if `local_steps` or `op` is something else, the optimizer is wrapped already, or
+            it is used under another `tf.distribute` strategy than OneDeviceStrategy.
         RuntimeError: if Keras does not run on TensorFlow.
     """
 
@@ -71,14 +72,8 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
                 "AdasumOptimizer needs Keras on TensorFlow. "
                 f"Received: KERAS_BACKEND={keras.backend.backend()}"
             )
-        if not isinstance(local_steps, int) or isinstance(local_steps, bool) or local_steps < 1:
-            raise ValueError(
-                f"`local_steps` must be a positive integer. Received: local_steps={local_steps!r}"
-            )
-        if nonfinite not in ("skip", "raise"):
-            raise ValueError(
-                f"`nonfinite` must be 'skip' or 'raise'. Received: nonfinite={nonfinite!r}"
-            )
+        window.check_options(local_steps, nonfinite)
+        window.check_strategy()
         inner_optimizer = keras.optimizers.get(inner_optimizer)
         if find(inner_optimizer) is not None:
             raise ValueError(f"`inner_optimizer` is wrapped already. Received: {inner_optimizer!r}")
@@ -142,6 +137,7 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             grads: one gradient, or None, for each trainable variable.
             trainable_variables: the variables; by default those given to `build`.
         """
+        window.check_strategy()
         if not self.built:
             with keras.name_scope(self.name, caller=self):
                 self.build(trainable_variables)
