@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -54,7 +53,8 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
     ```
 
     Raises:
-        ValueError: if `local_steps` or `op` is something else, or the optimizer is wrapped already.
+        ValueError: if `local_steps` or `op` is something else, the optimizer is wrapped already, or
+            it is used under another `tf.distribute` strategy than OneDeviceStrategy.
         RuntimeError: if Keras does not run on TensorFlow.
     """
 
@@ -73,15 +73,8 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
                 "AdasumOptimizer needs Keras on TensorFlow. "
                 f"Received: KERAS_BACKEND={keras.backend.backend()}"
             )
-        is_integer = isinstance(local_steps, numbers.Integral) and not isinstance(local_steps, bool)
-        if not is_integer or local_steps < 1:
-            raise ValueError(
-                f"`local_steps` must be a positive integer. Received: local_steps={local_steps!r}"
-            )
-        if nonfinite not in ("skip", "raise"):
-            raise ValueError(
-                f"`nonfinite` must be 'skip' or 'raise'. Received: nonfinite={nonfinite!r}"
-            )
+        window.check_options(local_steps, nonfinite)
+        window.check_strategy()
         inner_optimizer = keras.optimizers.get(inner_optimizer)
         if inner_optimizer is None:
             raise ValueError("`inner_optimizer` must be an optimizer. Received: None")
@@ -153,6 +146,7 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             grads: one gradient, or None, for each trainable variable.
             trainable_variables: the variables; by default those given to `build`.
         """
+        window.check_strategy()
         if not self.built:
             if trainable_variables is None:
                 raise ValueError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import numbers
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -184,6 +185,33 @@ def names(variables: Sequence[Variable]) -> list[str]:
 def _split_number(part: str) -> tuple[str, int]:
     base, number = re.fullmatch(r"(.*?)(?:_(\d+))?", part).groups()
     return base, -1 if number is None else int(number)
+
+
+def check_options(local_steps: int, nonfinite: str) -> None:
+    """Raises ValueError unless a window can have these."""
+    is_integer = isinstance(local_steps, numbers.Integral) and not isinstance(local_steps, bool)
+    if not is_integer or local_steps < 1:
+        raise ValueError(
+            f"`local_steps` must be a positive integer. Received: local_steps={local_steps!r}"
+        )
+    if nonfinite not in ("skip", "raise"):
+        raise ValueError(
+            f"`nonfinite` must be 'skip' or 'raise'. Received: nonfinite={nonfinite!r}"
+        )
+
+
+def check_strategy() -> None:
+    """Raises ValueError under a tf.distribute strategy that may have several replicas."""
+    strategy = tf.distribute.get_strategy()
+    fitting = (tf.distribute.OneDeviceStrategy, tf.compat.v1.distribute.OneDeviceStrategy)
+    if tf.distribute.has_strategy() and not isinstance(strategy, fitting):
+        raise ValueError(
+            "With tf_adasum every rank is a process of its own that trains on one device, and "
+            "tf_adasum brings the ranks together: leave the strategy out, or use "
+            "tf.distribute.OneDeviceStrategy, and start one process for each device, as in "
+            f"`mpirun -np 4 python train.py`. Received: {type(strategy).__name__} with "
+            f"{strategy.num_replicas_in_sync} replicas"
+        )
 
 
 def nothing() -> None:
