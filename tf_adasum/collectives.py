@@ -1,5 +1,8 @@
 """Collectives on TensorFlow tensors and variables, as custom ops: eager, in tf.function, in graphs.
 
+In functions with `jit_compile=True` too, except for `allgather`, whose result has a shape that XLA
+cannot know.
+
 Every rank runs the same collectives in the same order. Where ranks differ in the call, its
 options, or the number, dtypes or shapes of the tensors, every rank gets
 `tf.errors.InvalidArgumentError` with the ranks and what differs.
@@ -12,6 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+
+# No public name says whether a function with jit_compile=True is being traced.
+from tensorflow.python.ops import control_flow_util
 
 from tf_adasum import core, native
 from tf_adasum.core import Adasum, Op
@@ -31,10 +37,34 @@ def ops() -> Any:
 
     Raises:
         ImportError: if they were built for another TensorFlow or MPI than the one running.
+        RuntimeError: in a function with jit_compile=True, if they were built without XLA.
     """
     library = _library()
+    if _is_compiled_by_xla():
+        native.check_xla()
     core.init()
     return library
+
+
+def order() -> list[tf.Tensor]:
+    """What the ops take as `order`, so that a tf.function runs them in the order of the program."""
+    if tf.executing_eagerly() or not tf.compat.v1.executing_eagerly_outside_functions():
+        return []
+    gpu = _is_compiled_by_xla() and bool(tf.config.list_logical_devices("GPU"))
+    return [_order_variable("GPU:0" if gpu else "CPU:0").handle]
+
+
+@functools.cache
+def _order_variable(device: str) -> tf.Variable:
+    # Not in the function that is being traced.
+    with tf.init_scope(), tf.device(device):
+        return tf.Variable(0, dtype=tf.int64, trainable=False, name="adasum_order")
+
+
+def _is_compiled_by_xla() -> bool:
+    return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(
+        tf.compat.v1.get_default_graph()
+    )
 
 
 def allreduce(
@@ -77,13 +107,13 @@ def grouped_allreduce(
     op = Op(op)
     if not tensors:
         return []
-    return ops().adasum_allreduce(tensors, op=op.value, call_name=name or "")
+    return ops().adasum_allreduce(tensors, order(), op=op.value, call_name=name or "")
 
 
 def broadcast(tensor: tf.Tensor, root_rank: int = 0, name: str | None = None) -> tf.Tensor:
     """root_rank's tensor; all ranks give one of the same shape and dtype, numbers or booleans."""
     return ops().adasum_broadcast(
-        [tf.convert_to_tensor(tensor)], root_rank=root_rank, call_name=name or ""
+        [tf.convert_to_tensor(tensor)], order(), root_rank=root_rank, call_name=name or ""
     )[0]
 
 
@@ -104,7 +134,7 @@ def broadcast_variables(
     if not variables:
         return None
     return ops().adasum_broadcast_variables(
-        handles(variables), root_rank=root_rank, call_name=name or ""
+        handles(variables), order(), root_rank=root_rank, call_name=name or ""
     )
 
 
@@ -115,12 +145,12 @@ def allgather(tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
         ValueError: if `tensor` is a scalar.
         tf.errors.InvalidArgumentError: on every rank, if dtypes or other dimensions differ.
     """
-    return ops().adasum_allgather(tf.convert_to_tensor(tensor), call_name=name or "")
+    return ops().adasum_allgather(tf.convert_to_tensor(tensor), order(), call_name=name or "")
 
 
 def barrier(name: str | None = None) -> None:
     """Returns when every rank has come; in a tf.function, what follows waits for that."""
-    ops().adasum_barrier(call_name=name or "")
+    ops().adasum_barrier(order(), call_name=name or "")
 
 
 def handles(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:

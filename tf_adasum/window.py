@@ -106,6 +106,7 @@ class Window:
             collectives.handles(self.states),
             pending=tf.convert_to_tensor(self.local_step) > 0,
             skips_in_a_row=tf.convert_to_tensor(self.skips),
+            order=collectives.order(),
             op=self.op.value,
             flush=flush,
             nonfinite=self.nonfinite,
