@@ -1,5 +1,8 @@
 """Collectives on TensorFlow tensors and variables, as custom ops: eager, in tf.function, in graphs.
 
+In functions with `jit_compile=True` too, except for `allgather`, whose result has a shape that XLA
+cannot know.
+
 Every rank runs the same collectives in the same order. Where ranks differ in the call, its
 options, or the number, dtypes or shapes of the tensors, every rank gets
 `tf.errors.InvalidArgumentError` with the ranks and what differs.
@@ -13,6 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+
+# No public name says whether a function with jit_compile=True is being traced.
+from tensorflow.python.ops import control_flow_util
 
 from tf_adasum import core, native
 from tf_adasum.core import Adasum, Op
@@ -35,32 +41,55 @@ def ops() -> Any:
 
     Raises:
         ImportError: if they were built for another TensorFlow or MPI than the one running.
+        RuntimeError: in a function with jit_compile=True, if they were built without XLA.
     """
     library = _library()
+    if _is_compiled_by_xla():
+        native.check_xla()
     core.init()
     return library
 
 
+def order() -> list[tf.Tensor]:
+    """What the ops take as `order`, so that a tf.function runs them in the order of the program.
+
+    It is one resource for all of them. A tf.function orders the ops that share one, across
+    branches, loops and functions; not an op that takes variables among those that take others or
+    none.
+    """
+    if tf.executing_eagerly() or not tf.inside_function():
+        return []
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        return [_order_of_version_1()]
+    gpu = _is_compiled_by_xla() and bool(tf.config.list_logical_devices("GPU"))
+    return [_order_variable("GPU:0" if gpu else "CPU:0").handle]
+
+
 @functools.cache
-def _eager_order() -> tf.Variable:
-    return tf.Variable(0, dtype=tf.int64, trainable=False, name="tf_adasum_order")
+def _order_variable(device: str) -> tf.Variable:
+    # Not in the function that is being traced.
+    with tf.init_scope(), tf.device(device):
+        return tf.Variable(0, dtype=tf.int64, trainable=False, name="adasum_order")
 
 
-_order_of_graph: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_orders_of_graphs: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
-def order() -> tf.Tensor:
-    """The resource that all collectives share, so that they run in the program's order."""
+def _order_of_version_1() -> tf.Tensor:
     with tf.init_scope():
-        if tf.executing_eagerly():
-            return _eager_order().handle
-        # A graph of TensorFlow 1: nothing reads the variable, so it need not be initialized.
         graph = tf.compat.v1.get_default_graph()
-        if graph not in _order_of_graph:
-            _order_of_graph[graph] = tf.raw_ops.VarHandleOp(
-                shape=[], dtype=tf.int64, shared_name="tf_adasum_order"
+        if graph not in _orders_of_graphs:
+            # Nothing reads the variable, so no session has to initialize it.
+            _orders_of_graphs[graph] = tf.raw_ops.VarHandleOp(
+                shape=[], dtype=tf.int64, shared_name="adasum_order"
             )
-        return _order_of_graph[graph]
+        return _orders_of_graphs[graph]
+
+
+def _is_compiled_by_xla() -> bool:
+    return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(
+        tf.compat.v1.get_default_graph()
+    )
 
 
 def allreduce(
@@ -102,14 +131,14 @@ def grouped_allreduce(
                 f"tensors[{i}] of dtype {tensor.dtype.name}"
             )
     # Also without tensors, so that ranks that disagree about that get to know.
-    reduced = ops().adasum_allreduce(order(), tensors, op=Op(op).value, call_name=name or "")
+    reduced = ops().adasum_allreduce(tensors, order(), op=Op(op).value, call_name=name or "")
     return reduced if tensors else []
 
 
 def broadcast(tensor: tf.Tensor, root_rank: int = 0, name: str | None = None) -> tf.Tensor:
     """root_rank's tensor; all ranks give one of the same shape and dtype, numbers or booleans."""
     return ops().adasum_broadcast(
-        order(), [tf.convert_to_tensor(tensor)], root_rank=root_rank, call_name=name or ""
+        [tf.convert_to_tensor(tensor)], order(), root_rank=root_rank, call_name=name or ""
     )[0]
 
 
@@ -138,8 +167,8 @@ def broadcast_variables(
     """
     _check_list("variables", variables)
     return ops().adasum_broadcast_variables(
-        order(),
         handles(variables),
+        order(),
         root_rank=root_rank,
         names=variable_names,
         call_name=name or "",
@@ -153,7 +182,7 @@ def allgather(tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
         ValueError: if `tensor` is a scalar.
         tf.errors.InvalidArgumentError: on every rank, if dtypes or other dimensions differ.
     """
-    return ops().adasum_allgather(order(), tf.convert_to_tensor(tensor), call_name=name or "")
+    return ops().adasum_allgather(tf.convert_to_tensor(tensor), order(), call_name=name or "")
 
 
 def barrier(name: str | None = None) -> None:

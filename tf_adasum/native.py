@@ -132,3 +132,13 @@ def check_tensorflow(running: str) -> None:
             f"tf_adasum's ops were built for TensorFlow {built_for}, but this is TensorFlow "
             f"{running}. Install tensorflow=={built_for}, or {REBUILD}."
         )
+
+
+def check_xla() -> None:
+    """Raises RuntimeError where the ops were built without what XLA needs to compile them."""
+    if not build_info()["xla"]:
+        raise RuntimeError(
+            "XLA cannot compile functions that use tf_adasum, since it was built without XLA (no "
+            "libtensorflow_cc.so.2, or ADASUM_XLA=OFF). Use jit_compile=False, as in "
+            f"model.compile(..., jit_compile=False), or {REBUILD}."
+        )

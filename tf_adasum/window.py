@@ -134,12 +134,12 @@ class Window:
 
     def _reduce(self, flush: bool) -> None:
         syncs, skipped, orthogonality = collectives.ops().adasum_sync(
-            collectives.order(),
             collectives.handles(self.variables),
             collectives.handles(self.starts),
             collectives.handles(self.states),
             pending=tf.convert_to_tensor(self.local_step) > 0,
             skips_in_a_row=tf.convert_to_tensor(self.skips),
+            order=collectives.order(),
             op=self.op.value,
             flush=flush,
             nonfinite=self.nonfinite,
