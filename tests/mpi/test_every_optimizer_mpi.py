@@ -2,31 +2,8 @@
 
 import numpy as np
 import workers
+from optimizers import every_optimizer
 from ranks import on_ranks
-
-
-def _optimizers():
-    import keras
-
-    o = keras.optimizers
-    made = {
-        "SGD": lambda: o.SGD(0.1),
-        "momentum": lambda: o.SGD(0.1, momentum=0.9),
-        "Nesterov": lambda: o.SGD(0.1, momentum=0.9, nesterov=True),
-        "schedule": lambda: o.SGD(o.schedules.ExponentialDecay(0.1, 3, 0.5, staircase=True)),
-        "weight decay": lambda: o.SGD(0.1, momentum=0.9, weight_decay=0.01),
-        "Adam amsgrad": lambda: o.Adam(0.01, amsgrad=True),
-    }
-    for name in dir(o):
-        kind = getattr(o, name)
-        is_one = isinstance(kind, type) and issubclass(kind, o.Optimizer)
-        if is_one and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "SGD"):
-            made.setdefault(name, lambda kind=kind: kind(0.01))
-    if hasattr(o, "MultiOptimizer"):
-        made["MultiOptimizer"] = lambda: o.MultiOptimizer(
-            o.OptimizerMap(o.Adam(0.01), {"w0": o.SGD(0.1, momentum=0.9)})
-        )
-    return made
 
 
 def _gradients(worker, step, variables):
@@ -41,13 +18,13 @@ START = [np.random.default_rng(7).normal(size=shape) for shape in [(6, 4), (4,),
 
 
 @on_ranks(2, timeout=150)
-def test_equals_plain_optimizers():
+def test_equals_plainevery_optimizer():
     import keras
 
     import tf_adasum as adasum
 
     keras.config.set_floatx("float64")
-    made = _optimizers()
+    made = every_optimizer()
     assert len(made) >= 19, sorted(made)
     for name, make in made.items():
         start = START if name != "Muon" else START[:3]

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from optimizers import every_optimizer
 
 import tf_adasum as adasum
 
@@ -43,6 +44,28 @@ def test_one_rank_equals_the_wrapped_optimizer_bit_for_bit(make, local_steps):
         assert a.tobytes() == b.tobytes()
     assert int(wrapped.optimizer.iterations) == int(plain.optimizer.iterations) == 12
     assert float(wrapped.optimizer.learning_rate) == float(plain.optimizer.learning_rate)
+
+
+def _take_steps(optimizer, variables, gradients):
+    step = tf.function(lambda g: optimizer.apply(g, variables))
+    for gradient in gradients:
+        step([tf.constant(g) for g in gradient])
+
+
+def test_one_rank_equals_every_optimizer_bit_for_bit():
+    for name, make in every_optimizer().items():
+        rng = np.random.default_rng(0)
+        shapes = [(6, 4), (4,), (4, 3)]
+        start = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+        gradients = [[rng.normal(size=shape).astype(np.float32) for shape in shapes]] * 5
+        ends = []
+        for optimizer in (make(), adasum.AdasumOptimizer(make(), 2)):
+            variables = [keras.Variable(w, name=f"w{i}") for i, w in enumerate(start)]
+            optimizer.build(variables)
+            _take_steps(optimizer, variables, gradients)
+            ends.append([v.numpy().tobytes() for v in variables])
+        assert ends[0] == ends[1], name
+        assert ends[0][0] != start[0].tobytes(), name
 
 
 def test_one_rank_with_xla():
