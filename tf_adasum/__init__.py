@@ -43,8 +43,10 @@ _HOME_OF = {
     "orthogonality": "measures",
     "shard": "data",
     "AdasumOptimizer": "optimizer",
+    "DistributedOptimizer": "legacy",
+    "SyncHook": "legacy.v1",
 }
-_MODULES = {"callbacks", "core", "reference"}
+_MODULES = {"callbacks", "core", "legacy", "reference"}
 
 __all__ = sorted([*_HOME_OF, *_MODULES])
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import atexit
 import ctypes
 import enum
+import operator
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -75,12 +77,11 @@ def init(comm: Any = None) -> None:
         return
     _check(library.adasum_init(address))
     _arrange_for_the_end()
-    if comm is None:
-        try:
-            launch.check_not_alone(size())
-        except RuntimeError:
-            shutdown()
-            raise
+    try:
+        launch.check_not_alone(library.adasum_job_size())
+    except RuntimeError:
+        shutdown()
+        raise
 
 
 def shutdown() -> None:
@@ -171,9 +172,12 @@ def broadcast(array: np.ndarray, root_rank: int = 0, name: str | None = None) ->
     init()
     inputs = _Tensors([array])
     results = inputs.empty_like()
+    root = operator.index(root_rank)
+    # Out of C's int it is no rank either, which all ranks have to be told together.
+    root = root if -(2**31) <= root < 2**31 else -1
     _check(
         native.core_library().adasum_broadcast(
-            inputs.tensors, results.pointers, 1, root_rank, _encode(name), None
+            inputs.tensors, results.pointers, 1, root, _encode(name), None
         )
     )
     return results.arrays[0]
@@ -220,6 +224,7 @@ def simulate(
         DisagreementError: if the ranks' arrays differ in number, dtype or shape.
         ValueError: if there is no rank, or `op` or a dtype is not known.
     """
+    per_rank = [list(arrays) for arrays in per_rank]
     inputs = _Tensors([array for arrays in per_rank for array in arrays])
     results = inputs.empty_like()
     counts = (ctypes.c_int64 * len(per_rank))(*(len(arrays) for arrays in per_rank))
@@ -236,6 +241,8 @@ class _Tensors:
     """Arrays as the C API wants them. Keeps alive what the pointers point to."""
 
     def __init__(self, arrays: Sequence[np.ndarray]):
+        if not isinstance(arrays, (list, tuple)):
+            raise TypeError(f"expected a list of arrays. Received: {type(arrays).__name__}")
         self.arrays = [_plain(array) for array in arrays]
         self.pointers = (ctypes.c_void_p * len(self.arrays))(*(a.ctypes.data for a in self.arrays))
         self._dims = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in self.arrays]
@@ -252,7 +259,7 @@ class _Tensors:
             data=array.ctypes.data,
             dims=dims,
             item_bytes=array.itemsize,
-            dtype_name=array.dtype.name.encode(),
+            dtype_name=_dtype_name(array.dtype).encode(),
             rank=array.ndim,
             dtype=native.DTYPES.get(array.dtype.name, native.OTHER_DTYPE),
         )
@@ -271,7 +278,13 @@ def _plain(array: np.ndarray) -> np.ndarray:
     return np.require(array.astype(native_order, copy=False), requirements="C")
 
 
+def _dtype_name(dtype: np.dtype) -> str:
+    return dtype.name if dtype.names is None else str(dtype.descr)
+
+
 def _encode(name: str | None) -> bytes:
+    if name is not None and (not isinstance(name, str) or "\0" in name):
+        raise TypeError(f"`name` must be a string without NUL characters. Received: name={name!r}")
     return (name or "").encode()
 
 
@@ -318,20 +331,27 @@ def _arrange_for_the_end() -> None:
     if _end_is_arranged:
         return
     _end_is_arranged = True
-    atexit.register(_leave)
-    sys.excepthook = _ending_all_ranks(sys.excepthook)
+    # A forked child inherits both, but is no rank.
+    pid = os.getpid()
+    atexit.register(_leave, pid)
+    sys.excepthook = _ending_all_ranks(sys.excepthook, pid)
 
 
-def _ending_all_ranks(show: Callable) -> Callable:
+def _ending_all_ranks(show: Callable, pid: int) -> Callable:
     def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
         show(kind, error, traceback)
-        if is_initialized() and size() > 1 and not hasattr(sys, "ps1"):
-            _abort(f"tf_adasum: rank {rank()} ends the job after the exception above")
+        job = native.core_library().adasum_job_size() if os.getpid() == pid else 1
+        # Also the ranks that are in no communicator with this one: they may wait for it elsewhere.
+        if job > 1 and not hasattr(sys, "ps1"):
+            who = f"rank {rank()}" if is_initialized() else "one rank"
+            _abort(f"tf_adasum: {who} ends the job after the exception above")
 
     return hook
 
 
-def _leave() -> None:
+def _leave(pid: int) -> None:
+    if os.getpid() != pid:
+        return
     library = native.core_library()
     try:
         shutdown()

@@ -11,7 +11,10 @@ _LIBRARIES = Path(__file__).parent / "_lib"
 CORE = _LIBRARIES / "libadasum_core.so"
 TENSORFLOW_OPS = _LIBRARIES / "libadasum_tf.so"
 
-REBUILD = "reinstall tf-adasum in this environment (`pip install --force-reinstall --no-deps`)"
+REBUILD = (
+    "reinstall tf-adasum in this environment (`pip install --no-cache-dir --force-reinstall "
+    "--no-deps` and where it comes from)"
+)
 
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4}
 OTHER_DTYPE = 0
@@ -27,6 +30,7 @@ class Tensor(ctypes.Structure):
         ("dims", ctypes.POINTER(ctypes.c_int64)),
         ("item_bytes", ctypes.c_int64),
         ("dtype_name", ctypes.c_char_p),
+        ("name", ctypes.c_char_p),
         ("rank", ctypes.c_int32),
         ("dtype", ctypes.c_int32),
     ]
@@ -53,6 +57,7 @@ _PROTOTYPES = {
     "adasum_finalize": (None, []),
     "adasum_is_initialized": (ctypes.c_int, []),
     "adasum_topology": (ctypes.c_int, [ctypes.POINTER(Topology)]),
+    "adasum_job_size": (ctypes.c_int, []),
     "adasum_abort": (None, [ctypes.c_int]),
     "adasum_last_error": (ctypes.c_char_p, []),
     "adasum_mpi_built_for": (ctypes.c_char_p, []),
@@ -126,4 +131,14 @@ def check_tensorflow(running: str) -> None:
         raise ImportError(
             f"tf_adasum's ops were built for TensorFlow {built_for}, but this is TensorFlow "
             f"{running}. Install tensorflow=={built_for}, or {REBUILD}."
+        )
+
+
+def check_xla() -> None:
+    """Raises RuntimeError where the ops were built without what XLA needs to compile them."""
+    if not build_info()["xla"]:
+        raise RuntimeError(
+            "XLA cannot compile functions that use tf_adasum, since it was built without XLA (no "
+            "libtensorflow_cc.so.2, or ADASUM_XLA=OFF). Use jit_compile=False, as in "
+            f"model.compile(..., jit_compile=False), or {REBUILD}."
         )

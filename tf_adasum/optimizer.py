@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,7 +53,8 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
     ```
 
     Raises:
-        ValueError: if `local_steps` or `op` is something else, or the optimizer is wrapped already.
+        ValueError: if `local_steps` or `op` is something else, the optimizer is wrapped already, or
+            it is used under another `tf.distribute` strategy than OneDeviceStrategy.
         RuntimeError: if Keras does not run on TensorFlow.
     """
 
@@ -71,20 +73,16 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
                 "AdasumOptimizer needs Keras on TensorFlow. "
                 f"Received: KERAS_BACKEND={keras.backend.backend()}"
             )
-        if not isinstance(local_steps, int) or isinstance(local_steps, bool) or local_steps < 1:
-            raise ValueError(
-                f"`local_steps` must be a positive integer. Received: local_steps={local_steps!r}"
-            )
-        if nonfinite not in ("skip", "raise"):
-            raise ValueError(
-                f"`nonfinite` must be 'skip' or 'raise'. Received: nonfinite={nonfinite!r}"
-            )
+        window.check_options(local_steps, nonfinite)
+        window.check_strategy()
         inner_optimizer = keras.optimizers.get(inner_optimizer)
+        if inner_optimizer is None:
+            raise ValueError("`inner_optimizer` must be an optimizer. Received: None")
         if find(inner_optimizer) is not None:
             raise ValueError(f"`inner_optimizer` is wrapped already. Received: {inner_optimizer!r}")
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = inner_optimizer
-        self.local_steps = local_steps
+        self.local_steps = int(local_steps)
         self.op = Op(op)
         self.nonfinite = nonfinite
         self.average_inner_state = average_inner_state
@@ -128,10 +126,16 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             local_steps=self.local_steps,
             op=self.op,
             nonfinite=self.nonfinite,
-            name=self.name,
+            name=self._name_on_all_ranks,
             inner_variables=self.inner_optimizer.variables,
             **self._counters,
         )
+
+    @property
+    def _name_on_all_ranks(self) -> str:
+        """The name, without the number that Keras adds to names that it makes up."""
+        made_up = re.fullmatch(r"adasum_optimizer(_\d+)?", self.name)
+        return f"{'adasum_optimizer' if made_up else self.name}({type(self._innermost).__name__})"
 
     def apply(
         self, grads: Sequence[Any], trainable_variables: Sequence[keras.Variable] | None = None
@@ -142,7 +146,12 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             grads: one gradient, or None, for each trainable variable.
             trainable_variables: the variables; by default those given to `build`.
         """
+        window.check_strategy()
         if not self.built:
+            if trainable_variables is None:
+                raise ValueError(
+                    "`apply` needs `trainable_variables` the first time, or call `build` before."
+                )
             with keras.name_scope(self.name, caller=self):
                 self.build(trainable_variables)
         if core.size() == 1:
@@ -169,8 +178,13 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         takes part in the others' syncs until all are. A second call in a row changes nothing. Works
         eagerly and in a tf.function.
         """
-        if core.size() > 1 and self.built:
+        if core.size() == 1:
+            return
+        if self.built:
             self._window.flush()
+        else:
+            # Nothing to do, but a rank that disagrees about that gets to know.
+            collectives.barrier(name="sync of an optimizer that has taken no step yet")
 
     def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
         """Called by `fit` when it ends: syncs what is left of a window.

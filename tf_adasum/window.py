@@ -8,6 +8,9 @@ goes on from start + combined delta.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import numbers
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,7 +53,7 @@ class Window:
     nonfinite: str
     """"skip" or "raise"."""
     name: str
-    """Compared over the ranks and shown in errors."""
+    """Compared over the ranks and shown in errors, like the options and the variables' names."""
     inner_variables: Sequence[Variable] = ()
     """The wrapped optimizer's, made equal with the weights: some keep weights among them."""
 
@@ -95,13 +98,20 @@ class Window:
 
     def _start_from_root(self) -> tf.Tensor:
         changed = collectives.broadcast_variables(
-            self.variables, name=f"{self.name}: first weights"
+            self.variables,
+            name=f"{self._call_name}, first weights",
+            variable_names=names(self.variables),
         )
         collectives.broadcast_variables(
-            self.inner_variables, name=f"{self.name}: first optimizer state"
+            self.inner_variables,
+            name=f"{self._call_name}, first optimizer state",
         )
         self.started.assign(1)
         return tf.logical_not(changed)
+
+    @property
+    def _call_name(self) -> str:
+        return f"{self.name}, local_steps={self.local_steps}, nonfinite={self.nonfinite}"
 
     def _keep_start(self) -> None:
         for start, variable in zip(self.starts, self.variables, strict=True):
@@ -124,16 +134,17 @@ class Window:
 
     def _reduce(self, flush: bool) -> None:
         syncs, skipped, orthogonality = collectives.ops().adasum_sync(
-            collectives.order(),
             collectives.handles(self.variables),
             collectives.handles(self.starts),
             collectives.handles(self.states),
             pending=tf.convert_to_tensor(self.local_step) > 0,
             skips_in_a_row=tf.convert_to_tensor(self.skips),
+            order=collectives.order(),
             op=self.op.value,
             flush=flush,
             nonfinite=self.nonfinite,
-            call_name=self.name,
+            names=names(self.variables),
+            call_name=self._call_name,
         )
         tf.cond(syncs > 0, lambda: self._note(syncs, skipped, orthogonality), nothing)
 
@@ -147,6 +158,60 @@ class Window:
         skips = tf.convert_to_tensor(self.skips) + 1
         self.skips.assign(tf.where(skipped, skips, tf.zeros_like(skips)))
         self.orthogonality.assign(orthogonality)
+
+
+def names(variables: Sequence[Variable]) -> list[str]:
+    """The variables' paths in a form that is the same on all ranks.
+
+    Keras numbers layers through a process's life: what is `dense` and `dense_1` on one rank may be
+    `dense_4` and `dense_5` on another, which built other models before. So the numbers at the end
+    of names are replaced by their order among those that occur.
+    """
+    paths = [getattr(variable, "path", None) or variable.name for variable in variables]
+    parts = [[_split_number(part) for part in path.split("/")] for path in paths]
+    occurring: dict[str, set[int]] = {}
+    for base, number in itertools.chain.from_iterable(parts):
+        occurring.setdefault(base, set()).add(number)
+    order = {base: sorted(numbers) for base, numbers in occurring.items()}
+    return [
+        "/".join(
+            f"{base}_{order[base].index(number)}" if len(order[base]) > 1 else base
+            for base, number in path
+        )
+        for path in parts
+    ]
+
+
+def _split_number(part: str) -> tuple[str, int]:
+    base, number = re.fullmatch(r"(.*?)(?:_(\d+))?", part).groups()
+    return base, -1 if number is None else int(number)
+
+
+def check_options(local_steps: int, nonfinite: str) -> None:
+    """Raises ValueError unless a window can have these."""
+    is_integer = isinstance(local_steps, numbers.Integral) and not isinstance(local_steps, bool)
+    if not is_integer or local_steps < 1:
+        raise ValueError(
+            f"`local_steps` must be a positive integer. Received: local_steps={local_steps!r}"
+        )
+    if nonfinite not in ("skip", "raise"):
+        raise ValueError(
+            f"`nonfinite` must be 'skip' or 'raise'. Received: nonfinite={nonfinite!r}"
+        )
+
+
+def check_strategy() -> None:
+    """Raises ValueError under a tf.distribute strategy that may have several replicas."""
+    strategy = tf.distribute.get_strategy()
+    fitting = (tf.distribute.OneDeviceStrategy, tf.compat.v1.distribute.OneDeviceStrategy)
+    if tf.distribute.has_strategy() and not isinstance(strategy, fitting):
+        raise ValueError(
+            "With tf_adasum every rank is a process of its own that trains on one device, and "
+            "tf_adasum brings the ranks together: leave the strategy out, or use "
+            "tf.distribute.OneDeviceStrategy, and start one process for each device, as in "
+            f"`mpirun -np 4 python train.py`. Received: {type(strategy).__name__} with "
+            f"{strategy.num_replicas_in_sync} replicas"
+        )
 
 
 def nothing() -> None:

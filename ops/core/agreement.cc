@@ -70,6 +70,10 @@ std::string Explain(const std::vector<std::string>& texts) {
     facts.push_back(Split(text));
     longest = std::max(longest, facts.back().size());
   }
+  // Ranks in calls of different kinds have nothing else that could be compared.
+  for (const auto& of_rank : facts) {
+    if (of_rank.front() != facts.front().front()) longest = 1;
+  }
   std::string message = "the ranks disagree about this call:";
   int differences = 0;
   for (size_t line = 0; line < longest; ++line) {

@@ -74,7 +74,7 @@ std::vector<TensorSpec> Specs(const AdasumTensor* tensors, int64_t count) {
   for (int64_t t = 0; t < count; ++t) {
     const AdasumTensor& tensor = tensors[t];
     specs.push_back({static_cast<DType>(tensor.dtype), tensor.dtype_name, tensor.item_bytes,
-                     tensor.dims, tensor.rank});
+                     tensor.dims, tensor.rank, tensor.name == nullptr ? "" : tensor.name});
   }
   return specs;
 }
@@ -125,13 +125,9 @@ int adasum_topology(AdasumTopology* topology) {
   });
 }
 
-void adasum_abort(int exit_code) {
-  // Not World(): the lock may be held by a thread that will never give it back.
-  if (const std::shared_ptr<Communicator> communicator = world) {
-    MpiOf(*communicator).Abort(exit_code);
-  }
-  std::_Exit(exit_code);
-}
+int adasum_job_size(void) { return adasum::MpiJobSize(); }
+
+void adasum_abort(int exit_code) { adasum::AbortMpi(exit_code); }
 
 const char* adasum_last_error(void) { return last_error.c_str(); }
 

@@ -40,6 +40,7 @@ typedef struct {
   const int64_t* dims;
   int64_t item_bytes;
   const char* dtype_name; /* for error texts; must be equal on all ranks */
+  const char* name;       /* the same; may be null */
   int32_t rank;           /* number of dims */
   int32_t dtype;          /* AdasumDType */
 } AdasumTensor;
@@ -60,7 +61,9 @@ ADASUM_EXPORT int adasum_shutdown(void);
 ADASUM_EXPORT void adasum_finalize(void);
 ADASUM_EXPORT int adasum_is_initialized(void);
 ADASUM_EXPORT int adasum_topology(AdasumTopology* topology);
-/* Ends every rank of the communicator; does not return. */
+/* The number of processes in MPI_COMM_WORLD, whatever the communicator. */
+ADASUM_EXPORT int adasum_job_size(void);
+/* Ends every process of MPI_COMM_WORLD; does not return. */
 ADASUM_EXPORT void adasum_abort(int exit_code);
 ADASUM_EXPORT const char* adasum_last_error(void);
 
@@ -105,7 +108,7 @@ typedef struct {
 typedef struct {
   int64_t syncs;     /* reductions done; 0 where no rank had a change */
   int32_t skipped;   /* this rank's change was not finite */
-  int32_t identical; /* all ranks seem to have had the same change (ADASUM_OP_ADASUM only) */
+  int32_t identical; /* all ranks seem to have had the same change */
 } AdasumSyncResult;
 
 /* Brings ranks that trained on their own together: value - start is reduced, and start + result is

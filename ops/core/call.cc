@@ -85,6 +85,7 @@ uint64_t Call::Hash() const {
 void Call::AddTo(Hasher& hasher, const std::vector<TensorSpec>& tensors) const {
   hasher.Add(tensors.size());
   for (const TensorSpec& tensor : tensors) {
+    hasher.Add(std::string(tensor.name));
     hasher.Add(static_cast<uint64_t>(tensor.dtype));
     if (tensor.dtype == DType::kOther) hasher.Add(std::string(tensor.dtype_name));
     hasher.Add(static_cast<uint64_t>(tensor.rank));
@@ -115,7 +116,8 @@ std::vector<std::string> Call::Describe() const {
 }
 
 std::string Call::Describe(const TensorSpec& tensor) const {
-  std::string text = std::string(tensor.dtype_name) + "[";
+  const std::string name(tensor.name);
+  std::string text = (name.empty() ? "" : name + " ") + tensor.dtype_name + "[";
   for (int i = 0; i < tensor.rank; ++i) {
     if (i > 0) text += ", ";
     text += i < first_dim_ ? "any" : std::to_string(tensor.dims[i]);

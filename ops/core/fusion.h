@@ -23,6 +23,7 @@ struct TensorSpec {
   int64_t item_bytes;
   const int64_t* dims;
   int rank;
+  const char* name;  // compared over the ranks and shown in errors; may be empty
 
   int64_t count() const;
   int64_t bytes() const { return count() * item_bytes; }

@@ -27,6 +27,10 @@ struct Kernels {
   bool (*all_finite)(const void* a, int64_t n);
   // out = (a * scale_a) * factor_a + (b * scale_b) * factor_b. out may be a or b.
   void (*combine)(const void* a, const void* b, const Coefficients& c, int64_t n, void* out);
+  // out = a * weight_a + b * weight_b, for weights whose sum is 1: where a and b are equal, out is
+  // too.
+  void (*average)(const void* a, const void* b, double weight_a, double weight_b, int64_t n,
+                  void* out);
   // out = value - start
   void (*delta)(const void* value, const void* start, int64_t n, void* out);
   // out = start + change. out may be start.

@@ -84,6 +84,18 @@ void Combine(const void* a_void, const void* b_void, const Coefficients& c, int6
   }
 }
 
+template <typename T>
+void Average(const void* a_void, const void* b_void, double weight_a, double weight_b, int64_t n,
+             void* out_void) {
+  const T* a = static_cast<const T*>(a_void);
+  const T* b = static_cast<const T*>(b_void);
+  T* out = static_cast<T*>(out_void);
+  for (int64_t i = 0; i < n; ++i) {
+    const double x = Load(a[i]), y = Load(b[i]);
+    out[i] = static_cast<T>(x == y ? x : x * weight_a + y * weight_b);
+  }
+}
+
 // The difference of two float64 values is what float64 gives; for the narrower types it is exact in
 // float64 up to one rounding to the type itself.
 template <typename T>
@@ -104,8 +116,8 @@ void Apply(const void* start_void, const void* change_void, int64_t n, void* out
 
 template <typename T>
 constexpr Kernels Table(bool squares_may_overflow) {
-  return {sizeof(T),    squares_may_overflow, Dot3<T>,  MaxAbs<T>,
-          AllFinite<T>, Combine<T>,           Delta<T>, Apply<T>};
+  return {sizeof(T),  squares_may_overflow, Dot3<T>,  MaxAbs<T>, AllFinite<T>,
+          Combine<T>, Average<T>,           Delta<T>, Apply<T>};
 }
 
 constexpr Kernels kFloat16 = Table<Float16>(false);

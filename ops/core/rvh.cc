@@ -1,6 +1,8 @@
 #include "rvh.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 namespace adasum {
@@ -91,21 +93,43 @@ class Rvh {
     transport_.SendReceive(At(halves.theirs), Bytes(halves.theirs), nghr,  // 4, 9
                            received_, Bytes(halves.mine), nghr);           // 6, 10
     const char* own = At(halves.mine);
-    const char* a = left ? own : received_;                                  // 5, 10
-    const char* b = left ? received_ : own;                                  // 6, 11
-    Combine(halves.mine, a, b, PairCoefficients(halves.mine, a, b, group));  // 15-18
+    const char* a = left ? own : received_;  // 5, 10
+    const char* b = left ? received_ : own;  // 6, 11
+    Combine(halves.mine, a, b, group);       // 15-18
     return halves;
   }
 
-  std::vector<Coefficients> PairCoefficients(Range range, const char* a, const char* b,
-                                             const Group& group) {
-    if (op_ != Op::kAdasum) return std::vector<Coefficients>(layout_.tensors(), Weights(group));
+  void Combine(Range range, const char* a, const char* b, const Group& group) {
+    if (op_ == Op::kAdasum) {
+      CombineParts(range, a, b, AdasumCoefficients(range, a, b, group));
+      return;
+    }
+    NoteEqual(range, a, b);
+    if (op_ == Op::kSum) {
+      kernels_.combine(a, b, Coefficients{}, range.size(), At(range));
+      return;
+    }
+    // Weighed by the ranks behind the sides, so that no intermediate value is larger than an input.
+    const double all = group.behind_a + group.behind_b;
+    kernels_.average(a, b, group.behind_a / all, group.behind_b / all, range.size(), At(range));
+  }
+
+  // Without dot products: whether the bits are equal, which ends at the first that differs.
+  void NoteEqual(Range range, const char* a, const char* b) {
+    report_.all_equal =
+        report_.all_equal && std::memcmp(a, b, static_cast<size_t>(Bytes(range))) == 0;
+    if (!report_.all_equal || report_.any_nonzero) return;
+    report_.any_nonzero = std::any_of(a, a + Bytes(range), [](char byte) { return byte != 0; });
+  }
+
+  std::vector<Coefficients> AdasumCoefficients(Range range, const char* a, const char* b,
+                                               const Group& group) {
     std::vector<DotProducts> v = Dots(range, a, b, group, {});
     std::vector<Coefficients> coefficients;
     coefficients.reserve(v.size());
     bool rescale = false;
     for (const DotProducts& dots : v) {
-      coefficients.push_back(AdasumCoefficients(dots));
+      coefficients.push_back(adasum::AdasumCoefficients(dots));
       rescale = rescale || (kernels_.squares_may_overflow && OutOfRange(dots));
       report_.all_equal = report_.all_equal && dots.ab == dots.aa && dots.ab == dots.bb;
       report_.any_nonzero = report_.any_nonzero || dots.aa != 0;
@@ -114,14 +138,6 @@ class Rvh {
     if (rescale) Rescale(range, a, b, group, v, coefficients);
     NoteNorms(v, coefficients, group);
     return coefficients;
-  }
-
-  // The sum puts 1 on both sides; the average weighs them by the ranks behind them, so that no
-  // intermediate value is larger than the largest input.
-  Coefficients Weights(const Group& group) const {
-    if (op_ == Op::kSum) return {};
-    const double all = group.behind_a + group.behind_b;
-    return {1, group.behind_a / all, 1, group.behind_b / all};
   }
 
   // Squared norms of a tensor: of the whole vector that this rank holds a part of, and summed over
@@ -198,14 +214,14 @@ class Rvh {
     const std::vector<DotProducts> v = Dots(range, a, b, group, exponents);
     for (size_t t = 0; t < v.size(); ++t) {
       if (OutOfRange(plain[t])) {
-        coefficients[t] = AdasumCoefficients(v[t], exponents[t].a, exponents[t].b);
+        coefficients[t] = adasum::AdasumCoefficients(v[t], exponents[t].a, exponents[t].b);
         plain[t] = v[t];
       }
     }
   }
 
-  void Combine(Range range, const char* a, const char* b,
-               const std::vector<Coefficients>& coefficients) {
+  void CombineParts(Range range, const char* a, const char* b,
+                    const std::vector<Coefficients>& coefficients) {
     layout_.ForEachPart(range, [&](int64_t tensor, Range part) {
       const int64_t at = (part.begin - range.begin) * kernels_.item_bytes;
       kernels_.combine(a + at, b + at, coefficients[tensor], part.size(), At(part));  // 18

@@ -28,7 +28,7 @@ namespace adasum {
 // How a pair of vectors becomes one. The tree is the same for all three.
 enum class Op : int32_t { kAdasum = 0, kSum = 1, kAverage = 2 };
 
-// What the dot products of Op::kAdasum tell for free.
+// What the values of a reduction tell for free.
 struct Report {
   // Over all pairs that this rank took part in: whether the two sides were equal, and whether there
   // was anything else than zeros.
@@ -36,7 +36,7 @@ struct Report {
   bool any_nonzero = false;
 
   // The paper's section 3.6 for each tensor: |Adasum(g1, ..., gn)|^2 / sum |gi|^2. NaN where all
-  // are zero. Empty for the other ops and for one rank.
+  // are zero. Empty but for Op::kAdasum and several ranks.
   std::vector<double> orthogonality;
 
   // All ranks seem to have brought the same vectors. In training it means that they saw the same

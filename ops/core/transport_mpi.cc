@@ -148,8 +148,13 @@ void MpiTransport::SendReceive(const void* send, int64_t send_bytes, int to, voi
         "MPI_Waitall");
 }
 
-void MpiTransport::Abort(int exit_code) {
-  MPI_Abort(handle_->comm, exit_code);
+int MpiJobSize() {
+  if (!Initialized() || Finalized()) return 1;
+  return PlaceIn(MPI_COMM_WORLD).size;
+}
+
+void AbortMpi(int exit_code) {
+  if (Initialized() && !Finalized()) MPI_Abort(MPI_COMM_WORLD, exit_code);
   std::_Exit(exit_code);
 }
 

@@ -33,7 +33,6 @@ class MpiTransport : public Transport {
                    int64_t receive_bytes, int from) override;
 
   const Topology& topology() const { return topology_; }
-  [[noreturn]] void Abort(int exit_code);
 
  private:
   struct Handle;  // keeps mpi.h out of this header
@@ -42,6 +41,11 @@ class MpiTransport : public Transport {
   const Topology topology_;
   std::unique_ptr<Handle> handle_;
 };
+
+// The number of processes that were started together; 1 where MPI is not initialised.
+int MpiJobSize();
+// Ends all of them. Also those outside of the user's communicator: they would wait for this one.
+[[noreturn]] void AbortMpi(int exit_code);
 
 // Finalizes MPI if Create was what initialised it; otherwise MPI belongs to somebody else.
 void FinalizeMpi();

@@ -28,6 +28,35 @@ void WarnOnceOfUnshardedData() {
   });
 }
 
+// As NumPy spells it, which is how the core's other users do.
+std::string DTypeName(tensorflow::DataType dtype) {
+  switch (dtype) {
+    case tensorflow::DT_HALF:
+      return "float16";
+    case tensorflow::DT_FLOAT:
+      return "float32";
+    case tensorflow::DT_DOUBLE:
+      return "float64";
+    default:
+      return tensorflow::DataTypeString(dtype);
+  }
+}
+
+int DTypeCode(tensorflow::DataType dtype) {
+  switch (dtype) {
+    case tensorflow::DT_HALF:
+      return ADASUM_FLOAT16;
+    case tensorflow::DT_BFLOAT16:
+      return ADASUM_BFLOAT16;
+    case tensorflow::DT_FLOAT:
+      return ADASUM_FLOAT32;
+    case tensorflow::DT_DOUBLE:
+      return ADASUM_FLOAT64;
+    default:
+      return ADASUM_OTHER;
+  }
+}
+
 }  // namespace
 
 absl::Status ToStatus(int code) {
@@ -61,6 +90,36 @@ absl::Status Sync(const AdasumSyncTensors& tensors, const AdasumSyncOptions& opt
          "goes on from the other ranks' weights.");
   }
   return absl::OkStatus();
+}
+
+void TensorViews::Add(const void* data, absl::Span<const int64_t> dims, tensorflow::DataType dtype,
+                      const std::string& name) {
+  dims_.emplace_back(dims.begin(), dims.end());
+  dtype_names_.push_back(DTypeName(dtype));
+  names_.push_back(name);
+  views_.push_back({data, dims_.back().data(), tensorflow::DataTypeSize(dtype),
+                    dtype_names_.back().c_str(), names_.back().c_str(),
+                    static_cast<int32_t>(dims.size()), DTypeCode(dtype)});
+}
+
+absl::Status CheckMovable(tensorflow::DataType dtype) {
+  if (tensorflow::DataTypeCanUseMemcpy(dtype)) return absl::OkStatus();
+  return absl::InvalidArgumentError("a collective moves numbers and booleans. Received: " +
+                                    tensorflow::DataTypeString(dtype));
+}
+
+absl::Status CheckStart(int index, tensorflow::DataType dtype, const tensorflow::TensorShape& shape,
+                        tensorflow::DataType start_dtype,
+                        const tensorflow::TensorShape& start_shape) {
+  if (dtype == start_dtype && shape == start_shape) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "variable " + std::to_string(index) + " is " + tensorflow::DataTypeString(dtype) +
+      shape.DebugString() + ", but its start is " + tensorflow::DataTypeString(start_dtype) +
+      start_shape.DebugString());
+}
+
+absl::Status GivenTwice() {
+  return absl::InvalidArgumentError("each variable may be given only once");
 }
 
 }  // namespace tf_adasum

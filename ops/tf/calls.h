@@ -5,9 +5,13 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "ops/core/c_api.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
 
 namespace tf_adasum {
 
@@ -20,6 +24,39 @@ int OpCode(const std::string& op);
 // adasum_sync, and what a user has to be told of its result.
 absl::Status Sync(const AdasumSyncTensors& tensors, const AdasumSyncOptions& options,
                   AdasumSyncResult* result, double* orthogonality);
+
+// Tensors as the C API takes them. It must not be copied, since the views point into it.
+class TensorViews {
+ public:
+  explicit TensorViews(size_t count) {
+    dims_.reserve(count);
+    dtype_names_.reserve(count);
+    names_.reserve(count);
+  }
+  TensorViews(const TensorViews&) = delete;
+
+  // name, which may be empty, is compared over the ranks.
+  void Add(const void* data, absl::Span<const int64_t> dims, tensorflow::DataType dtype,
+           const std::string& name = "");
+
+  const AdasumTensor* data() const { return views_.data(); }
+  int64_t size() const { return static_cast<int64_t>(views_.size()); }
+
+ private:
+  std::vector<std::vector<int64_t>> dims_;
+  std::vector<std::string> dtype_names_;
+  std::vector<std::string> names_;
+  std::vector<AdasumTensor> views_;
+};
+
+// What an op refuses before it calls the core: values that are no plain bytes, ...
+absl::Status CheckMovable(tensorflow::DataType dtype);
+// ... a start that is not like its variable, ...
+absl::Status CheckStart(int index, tensorflow::DataType dtype, const tensorflow::TensorShape& shape,
+                        tensorflow::DataType start_dtype,
+                        const tensorflow::TensorShape& start_shape);
+// ... a variable that is given twice.
+absl::Status GivenTwice();
 
 }  // namespace tf_adasum
 

@@ -24,52 +24,13 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::Var;
 
-int DTypeCode(DataType dtype) {
-  switch (dtype) {
-    case tensorflow::DT_HALF:
-      return ADASUM_FLOAT16;
-    case tensorflow::DT_BFLOAT16:
-      return ADASUM_BFLOAT16;
-    case tensorflow::DT_FLOAT:
-      return ADASUM_FLOAT32;
-    case tensorflow::DT_DOUBLE:
-      return ADASUM_FLOAT64;
-    default:
-      return ADASUM_OTHER;
-  }
-}
-
 void* DataOf(const Tensor& tensor) { return const_cast<char*>(tensor.tensor_data().data()); }
 
-// Tensors as the C API takes them. It must not be copied, since the views point into it.
-class TensorViews {
- public:
-  explicit TensorViews(size_t count) {
-    dims_.reserve(count);
-    names_.reserve(count);
-  }
-  TensorViews(const TensorViews&) = delete;
+void Add(const Tensor& tensor, TensorViews* views, const std::string& name = "") {
+  views->Add(DataOf(tensor), tensor.shape().dim_sizes(), tensor.dtype(), name);
+}
 
-  void Add(const Tensor& tensor) {
-    dims_.emplace_back();
-    for (const auto dim : tensor.shape()) dims_.back().push_back(dim.size);
-    names_.push_back(tensorflow::DataTypeString(tensor.dtype()));
-    views_.push_back({DataOf(tensor), dims_.back().data(), tensorflow::DataTypeSize(tensor.dtype()),
-                      names_.back().c_str(), static_cast<int32_t>(dims_.back().size()),
-                      DTypeCode(tensor.dtype())});
-  }
-
-  const AdasumTensor* data() const { return views_.data(); }
-  int64_t size() const { return static_cast<int64_t>(views_.size()); }
-
- private:
-  std::vector<std::vector<int64_t>> dims_;
-  std::vector<std::string> names_;
-  std::vector<AdasumTensor> views_;
-};
-
-// What every collective op has: a first input that keeps them in order (see ops.cc), which is not
-// looked at, and a name that is compared over the ranks.
+// What every collective op has: a name that is compared over the ranks.
 class CollectiveOp : public OpKernel {
  public:
   explicit CollectiveOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -77,19 +38,19 @@ class CollectiveOp : public OpKernel {
   }
 
  protected:
-  static constexpr int kFirstInput = 1;
-
   const char* call_name() const { return call_name_.c_str(); }
-
-  static void RequireMemcpy(OpKernelConstruction* ctx, DataType dtype) {
-    OP_REQUIRES(ctx, tensorflow::DataTypeCanUseMemcpy(dtype),
-                absl::InvalidArgumentError("a collective moves numbers and booleans. Received: " +
-                                           tensorflow::DataTypeString(dtype)));
-  }
 
  private:
   std::string call_name_;
 };
+
+// One name for each of count variables.
+std::vector<std::string> ReadNames(OpKernelConstruction* ctx, int count) {
+  std::vector<std::string> names;
+  ctx->SetStatus(ctx->GetAttr("names", &names));
+  names.resize(count);
+  return names;
+}
 
 int ReadOp(OpKernelConstruction* ctx) {
   std::string op;
@@ -111,13 +72,12 @@ class AllreduceOp : public CollectiveOp {
     TensorViews inputs(ctx->num_outputs());
     std::vector<void*> outputs;
     for (int i = 0; i < ctx->num_outputs(); ++i) {
-      const int from = kFirstInput + i;
       // Before the output may take the input's memory over: the view stays right, the input is then
       // gone.
-      inputs.Add(ctx->input(from));
+      Add(ctx->input(i), &inputs);
       Tensor* output = nullptr;
-      OP_REQUIRES_OK(
-          ctx, ctx->forward_input_or_allocate_output({from}, i, ctx->input(from).shape(), &output));
+      OP_REQUIRES_OK(ctx,
+                     ctx->forward_input_or_allocate_output({i}, i, ctx->input(i).shape(), &output));
       outputs.push_back(DataOf(*output));
     }
     OP_REQUIRES_OK(ctx, ToStatus(adasum_allreduce(inputs.data(), outputs.data(), inputs.size(), op_,
@@ -131,17 +91,16 @@ class AllreduceOp : public CollectiveOp {
 class BroadcastOp : public CollectiveOp {
  public:
   explicit BroadcastOp(OpKernelConstruction* ctx) : CollectiveOp(ctx), root_(ReadRoot(ctx)) {
-    for (const DataType dtype : ctx->output_types()) RequireMemcpy(ctx, dtype);
+    for (const DataType dtype : ctx->output_types()) OP_REQUIRES_OK(ctx, CheckMovable(dtype));
   }
 
   void Compute(OpKernelContext* ctx) override {
     TensorViews inputs(ctx->num_outputs());
     std::vector<void*> outputs;
     for (int i = 0; i < ctx->num_outputs(); ++i) {
-      const int from = kFirstInput + i;
       Tensor* output = nullptr;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, ctx->input(from).shape(), &output));
-      inputs.Add(ctx->input(from));
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, ctx->input(i).shape(), &output));
+      Add(ctx->input(i), &inputs);
       outputs.push_back(DataOf(*output));
     }
     OP_REQUIRES_OK(ctx, ToStatus(adasum_broadcast(inputs.data(), outputs.data(), inputs.size(),
@@ -155,15 +114,15 @@ class BroadcastOp : public CollectiveOp {
 class AllgatherOp : public CollectiveOp {
  public:
   explicit AllgatherOp(OpKernelConstruction* ctx) : CollectiveOp(ctx) {
-    RequireMemcpy(ctx, ctx->input_type(kFirstInput));
+    OP_REQUIRES_OK(ctx, CheckMovable(ctx->input_type(0)));
   }
 
   void Compute(OpKernelContext* ctx) override {
     TensorViews input(1);
-    input.Add(ctx->input(kFirstInput));
+    Add(ctx->input(0), &input);
     const auto allocate = [](int64_t rows, void* context) -> void* {
       auto* op_context = static_cast<OpKernelContext*>(context);
-      TensorShape shape = op_context->input(kFirstInput).shape();
+      TensorShape shape = op_context->input(0).shape();
       shape.set_dim(0, rows);
       Tensor* output = nullptr;
       const absl::Status status = op_context->allocate_output(0, shape, &output);
@@ -188,8 +147,8 @@ class BarrierOp : public CollectiveOp {
 // Variables that an op reads and overwrites, locked from Open until destruction.
 class LockedVariables {
  public:
-  absl::Status Open(OpKernelContext* ctx, int begin, int end) {
-    for (int i = begin; i < end; ++i) {
+  absl::Status Open(OpKernelContext* ctx, int count) {
+    for (int i = 0; i < count; ++i) {
       variables_.emplace_back();
       TF_RETURN_IF_ERROR(
           LookupResource(ctx, tensorflow::HandleFromInput(ctx, i), &variables_.back()));
@@ -199,7 +158,7 @@ class LockedVariables {
     for (const auto& variable : variables_) in_order.push_back(variable.get());
     std::sort(in_order.begin(), in_order.end());
     if (std::adjacent_find(in_order.begin(), in_order.end()) != in_order.end()) {
-      return absl::InvalidArgumentError("each variable may be given only once");
+      return GivenTwice();
     }
     for (Var* variable : in_order) {
       locks_.push_back(std::make_unique<tensorflow::mutex_lock>(*variable->mu()));
@@ -259,11 +218,12 @@ class SyncOp : public CollectiveOp {
     std::string nonfinite;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("nonfinite", &nonfinite));
     raise_nonfinite_ = nonfinite == "raise";
+    names_ = ReadNames(ctx, count_);
   }
 
   void Compute(OpKernelContext* ctx) override {
     LockedVariables variables;
-    OP_REQUIRES_OK(ctx, variables.Open(ctx, kFirstInput, kFirstInput + 2 * count_ + state_count_));
+    OP_REQUIRES_OK(ctx, variables.Open(ctx, 2 * count_ + state_count_));
     OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx, 0, count_));
     if (flush_) OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx, count_, 2 * count_));
     const int states_end = 2 * count_ + state_count_;
@@ -274,24 +234,22 @@ class SyncOp : public CollectiveOp {
     for (int i = 0; i < count_; ++i) {
       const Tensor& value = variables[i];
       const Tensor& start = variables[count_ + i];
-      OP_REQUIRES(ctx, value.dtype() == start.dtype() && value.shape() == start.shape(),
-                  absl::InvalidArgumentError("variable " + std::to_string(i) + " is " +
-                                             value.DebugString(0) + ", but its start is " +
-                                             start.DebugString(0)));
-      values.Add(value);
+      OP_REQUIRES_OK(ctx,
+                     CheckStart(i, value.dtype(), value.shape(), start.dtype(), start.shape()));
+      Add(value, &values, names_[i]);
       starts.push_back(DataOf(start));
       new_values.push_back(variables.next(i));
       if (flush_) new_starts.push_back(variables.next(count_ + i));
     }
     for (int i = 0; i < state_count_; ++i) {
-      states.Add(variables[2 * count_ + i]);
+      Add(variables[2 * count_ + i], &states);
       new_states.push_back(variables.next(2 * count_ + i));
     }
     const AdasumSyncOptions options{op_,
-                                    ctx->input(kFirstInput + states_end).scalar<bool>()(),
+                                    ctx->input(states_end).scalar<bool>()(),
                                     flush_,
                                     raise_nonfinite_,
-                                    ctx->input(kFirstInput + states_end + 1).scalar<int64_t>()(),
+                                    ctx->input(states_end + 1).scalar<int64_t>()(),
                                     call_name()};
     const AdasumSyncTensors tensors{count_,
                                     values.data(),
@@ -318,27 +276,27 @@ class SyncOp : public CollectiveOp {
   int state_count_ = 0;
   bool flush_ = false;
   bool raise_nonfinite_ = false;
+  std::vector<std::string> names_;
 };
 
 class BroadcastVariablesOp : public CollectiveOp {
  public:
   explicit BroadcastVariablesOp(OpKernelConstruction* ctx)
-      : CollectiveOp(ctx), root_(ReadRoot(ctx)) {}
+      : CollectiveOp(ctx), root_(ReadRoot(ctx)) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &count_));
+    names_ = ReadNames(ctx, count_);
+  }
 
   void Compute(OpKernelContext* ctx) override {
     LockedVariables variables;
-    OP_REQUIRES_OK(ctx, variables.Open(ctx, kFirstInput, ctx->num_inputs()));
-    const int count = ctx->num_inputs() - kFirstInput;
-    OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx, 0, count));
-    TensorViews values(count);
+    OP_REQUIRES_OK(ctx, variables.Open(ctx, count_));
+    OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx, 0, count_));
+    TensorViews values(count_);
     std::vector<void*> outputs;
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < count_; ++i) {
       const Tensor& value = variables[i];
-      OP_REQUIRES(ctx, tensorflow::DataTypeCanUseMemcpy(value.dtype()),
-                  absl::InvalidArgumentError("variable " + std::to_string(i) +
-                                             " must hold numbers or booleans. Received: " +
-                                             tensorflow::DataTypeString(value.dtype())));
-      values.Add(value);
+      OP_REQUIRES_OK(ctx, CheckMovable(value.dtype()));
+      Add(value, &values, names_[i]);
       outputs.push_back(variables.next(i));
     }
     int changed = 0;
@@ -350,6 +308,8 @@ class BroadcastVariablesOp : public CollectiveOp {
 
  private:
   const int root_;
+  int count_ = 0;
+  std::vector<std::string> names_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("AdasumAllreduce").Device(tensorflow::DEVICE_CPU), AllreduceOp);

@@ -1,7 +1,12 @@
-// The ops' signatures and shape functions. All are stateful: a collective must run as often as the
-// program says, whatever a graph optimizer thinks of its inputs. And all take the same resource,
-// `order`, an int64 variable: TensorFlow keeps those stateful ops in the program's order that share
-// a resource, also across branches and functions, but not an op that has resources from others.
+// The ops' signatures and shape functions. All are stateful: a collective must run as often, and in
+// the same order, as the program says, whatever a graph optimizer thinks of its inputs.
+//
+// For the order each op also takes a variable, `order`, of which tf.function believes that every op
+// writes it. It would keep stateful ops that take no variables in order by itself, but not among
+// those that take some, and in what XLA compiles not at all. The CPU kernels do not look at it; for
+// XLA, see xla.cc.
+
+#include <vector>
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -13,16 +18,17 @@ using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
 absl::Status SameShapes(InferenceContext* c) {
-  for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->input(i + 1));
+  for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->input(i));
   return absl::OkStatus();
 }
 
 absl::Status SyncShapes(InferenceContext* c) {
   int64_t variables = 0;
   TF_RETURN_IF_ERROR(c->GetAttr("N", &variables));
-  ShapeHandle scalar;
-  for (int i = c->num_inputs() - 2; i < c->num_inputs(); ++i) {
-    TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &scalar));
+  for (const char* name : {"pending", "skips_in_a_row"}) {
+    std::vector<ShapeHandle> input;
+    TF_RETURN_IF_ERROR(c->input(name, &input));
+    TF_RETURN_IF_ERROR(c->WithRank(input[0], 0, &input[0]));
   }
   c->set_output(0, c->Scalar());
   c->set_output(1, c->Scalar());
@@ -33,7 +39,7 @@ absl::Status SyncShapes(InferenceContext* c) {
 // The first dimension is the sum of the ranks', which only they know.
 absl::Status UnknownFirstDimension(InferenceContext* c) {
   ShapeHandle gathered;
-  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(1), 1, &gathered));
+  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 1, &gathered));
   TF_RETURN_IF_ERROR(c->ReplaceDim(gathered, 0, c->UnknownDim(), &gathered));
   c->set_output(0, gathered);
   return absl::OkStatus();
@@ -42,11 +48,12 @@ absl::Status UnknownFirstDimension(InferenceContext* c) {
 }  // namespace
 
 REGISTER_OP("AdasumAllreduce")
-    .Input("order: resource")
     .Input("tensors: T")
+    .Input("order: K * resource")
     .Output("reduced: T")
-    .Attr("T: list({half, bfloat16, float, double}) >= 1")
+    .Attr("T: list({half, bfloat16, float, double}) >= 0")
     .Attr("op: {'adasum', 'sum', 'average'}")
+    .Attr("K: int >= 0")
     .Attr("call_name: string = ''")
     .SetIsStateful()
     .SetShapeFn(SameShapes)
@@ -57,12 +64,12 @@ call_name: must be equal on all ranks; shown in errors.
 )doc");
 
 REGISTER_OP("AdasumSync")
-    .Input("order: resource")
     .Input("variables: N * resource")
     .Input("starts: N * resource")
     .Input("states: M * resource")
     .Input("pending: bool")
     .Input("skips_in_a_row: int64")
+    .Input("order: K * resource")
     .Output("syncs: int64")
     .Output("skipped: bool")
     .Output("orthogonality: float")
@@ -71,12 +78,15 @@ REGISTER_OP("AdasumSync")
     .Attr("op: {'adasum', 'sum', 'average'}")
     .Attr("flush: bool = false")
     .Attr("nonfinite: {'skip', 'raise'} = 'skip'")
+    .Attr("names: list(string) = []")
+    .Attr("K: int >= 0")
     .Attr("call_name: string = ''")
     .SetIsStateful()
     .SetShapeFn(SyncShapes)
     .Doc(R"doc(
 Reduces variable - start over all ranks and assigns start + result to variable.
 
+names: of the variables, or none; must be equal on all ranks.
 variables: what each rank has trained on its own.
 starts: what all ranks held at the last sync; of the same shapes and dtypes. Assigned too with flush.
 states: averaged over all ranks.
@@ -90,22 +100,25 @@ orthogonality: for each variable |Adasum(g1, ..., gn)|^2 / sum |gi|^2; NaN where
 )doc");
 
 REGISTER_OP("AdasumBroadcast")
-    .Input("order: resource")
     .Input("tensors: T")
+    .Input("order: K * resource")
     .Output("of_root: T")
     .Attr("T: list(type) >= 1")
     .Attr("root_rank: int")
+    .Attr("K: int >= 0")
     .Attr("call_name: string = ''")
     .SetIsStateful()
     .SetShapeFn(SameShapes)
     .Doc("Gives every rank root_rank's tensors.");
 
 REGISTER_OP("AdasumBroadcastVariables")
-    .Input("order: resource")
     .Input("variables: N * resource")
+    .Input("order: K * resource")
     .Output("changed: bool")
-    .Attr("N: int >= 1")
+    .Attr("N: int >= 0")
     .Attr("root_rank: int")
+    .Attr("names: list(string) = []")
+    .Attr("K: int >= 0")
     .Attr("call_name: string = ''")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
@@ -116,17 +129,19 @@ changed: whether any bit of this rank's values was different.
 )doc");
 
 REGISTER_OP("AdasumAllgather")
-    .Input("order: resource")
     .Input("tensor: T")
+    .Input("order: K * resource")
     .Output("gathered: T")
     .Attr("T: type")
+    .Attr("K: int >= 0")
     .Attr("call_name: string = ''")
     .SetIsStateful()
     .SetShapeFn(UnknownFirstDimension)
     .Doc("Puts the ranks' tensors one after the other along the first dimension.");
 
 REGISTER_OP("AdasumBarrier")
-    .Input("order: resource")
+    .Input("order: K * resource")
+    .Attr("K: int >= 0")
     .Attr("call_name: string = ''")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)

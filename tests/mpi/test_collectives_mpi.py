@@ -71,7 +71,7 @@ def test_everything_else_that_ops_do():
         # The order of ops without data between them is the program's.
         both = run(lambda: [adasum.broadcast(tf.constant(rank), root) for root in range(size)])()
         assert [int(b) for b in both] == [0, 1, 2]
-    assert adasum.broadcast_variables([]) is None and adasum.grouped_allreduce([]) == []
+    assert not adasum.broadcast_variables([]) and adasum.grouped_allreduce([]) == []
 
     # A value that somebody still holds is not overwritten.
     variable = tf.Variable([float(rank)] * 3)
@@ -133,6 +133,14 @@ def test_refusals():
         "numbers and booleans. Received: string",
         lambda: adasum.broadcast(tf.constant("a")),
     )
+    refused(
+        invalid,
+        "number of tensors: 0.*number of tensors: 1",
+        lambda: adasum.grouped_allreduce([tf.zeros(1)] * rank),
+    )
+    refused(TypeError, "Received: .*Tensor", lambda: adasum.broadcast_variables(tf.zeros(1)))
+    refused(TypeError, "a tf.Variable or", lambda: adasum.broadcast_variables([3.0]))
+    refused(TypeError, "Received: dict", lambda: adasum.grouped_allreduce({"a": tf.zeros(1)}))
     with pytest.raises((ValueError, invalid), match=r"at least rank 1|a scalar"):
         adasum.allgather(tf.constant(1))
     # After all that the ranks still work together.

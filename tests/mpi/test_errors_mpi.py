@@ -30,11 +30,21 @@ def test_every_rank_gets_the_difference_and_goes_on():
         with pytest.raises(core.DisagreementError, match=message):
             call()
         assert core.allreduce(np.ones(2), "sum").tolist() == [5, 5]
+    # Calls of different kinds have nothing else to compare.
+    with pytest.raises(core.DisagreementError) as error:
+        core.barrier() if rank == 2 else core.allreduce(np.zeros(1), "sum")
+    assert len(str(error.value).splitlines()) == 2
     # What all ranks do wrong alike is refused on all.
     with pytest.raises(ValueError, match="Received: int32"):
         core.allreduce(np.zeros(1, np.int32))
     with pytest.raises(ValueError, match=r"from 0 to 4\. Received: -1"):
         core.broadcast(np.zeros(1), -1)
+    with pytest.raises(ValueError, match="from 0 to 4"):
+        core.broadcast(np.zeros(1), 2**32)
+    with pytest.raises(TypeError, match="Received: name=3"):
+        core.allreduce(np.zeros(1), name=3)
+    with pytest.raises(core.DisagreementError, match=r"<f4.*<i4"):
+        core.broadcast(np.zeros(1, [("a", "i4" if rank else "f4")]))
     with pytest.raises(ValueError, match="Received: a scalar"):
         core.allgather(np.float64(1))
 
@@ -71,6 +81,37 @@ model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[*adasum.callbacks.sta
     assert ended.code != 0
     assert "MemoryError: in a callback" in ended.output
     assert ended.seconds < 10 + START + 10  # TensorFlow's start
+
+
+def test_an_exception_ends_ranks_outside_of_the_communicator():
+    source = """
+from mpi4py import MPI
+from tf_adasum import core
+core.init(MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank, 0))
+if MPI.COMM_WORLD.rank == 2:
+    raise LookupError("in a search over settings, one to a rank")
+MPI.COMM_WORLD.Barrier()
+"""
+    ended = run_ranks(3, source)
+    assert ended.code != 0 and "LookupError" in ended.output
+    assert ended.seconds < 10 + START
+
+
+def test_forked_children_are_no_ranks():
+    source = """
+import os, sys
+import numpy as np
+from tf_adasum import core
+core.init()
+for child in (lambda: sys.exit(0), lambda: 1 / 0):
+    if os.fork() == 0:
+        child()
+    os.wait()
+print(core.allreduce(np.ones(1), "sum"))
+"""
+    ended = run_ranks(2, source)
+    assert ended.code == 0, ended.output
+    assert ended.output.count("[2.]") == 2 and "ZeroDivisionError" in ended.output
 
 
 def test_a_rank_that_leaves_early():
@@ -138,6 +179,12 @@ def test_several_processes_of_which_mpi_sees_one():
     ended = run([sys.executable, "-c", source], 60, HOROVOD_SIZE="2", HOROVOD_CONTROLLER="gloo")
     assert ended.code == 1
     assert "RuntimeError: horovodrun started 2 processes, but MPI" in ended.output
+
+
+def test_several_processes_with_a_communicator_of_one():
+    source = "from mpi4py import MPI; from tf_adasum import core; core.init(MPI.COMM_WORLD)"
+    ended = run([sys.executable, "-c", source], 60, OMPI_COMM_WORLD_SIZE="2")
+    assert ended.code == 1 and "sees only this one" in ended.output
 
 
 def test_without_a_launcher_it_is_one_rank():

@@ -205,6 +205,47 @@ def test_weights_loaded_between_windows():
 
 
 @on_ranks(2)
+def test_ranks_that_disagree_about_the_training():
+    import keras
+    import tensorflow as tf
+
+    import tf_adasum as adasum
+
+    rank = adasum.rank()
+
+    def step(paths=("a", "b"), local_steps=1, inner="SGD", **options):
+        variables = []
+        for path in paths:
+            with keras.name_scope(path):
+                variables.append(keras.Variable([1.0], name="kernel"))
+        optimizer = adasum.AdasumOptimizer(
+            getattr(keras.optimizers, inner)(), local_steps, **options
+        )
+        optimizer.apply_gradients([(tf.ones(1), v) for v in variables])
+
+    for option, (different, message) in {
+        "paths": (
+            (("a", "b"), ("b", "a")),
+            "rank 0 with tensor 0: a/kernel float32.*rank 1 with tensor 0: b/kernel",
+        ),
+        "local_steps": ((1, 2), "rank 0 .*local_steps=1.*rank 1 .*local_steps=2"),
+        "inner": (("SGD", "Adam"), r"optimizer\(SGD\).*optimizer\(Adam\)|Adam.*SGD"),
+        "nonfinite": (("skip", "raise"), "nonfinite=skip.*nonfinite=raise|raise.*skip"),
+    }.items():
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            step(**{option: different[rank]})
+    # What Keras has counted on one rank alone is no difference.
+    if rank == 0:
+        adasum.AdasumOptimizer("sgd")
+        keras.layers.Dense(1)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+    model.compile(adasum.AdasumOptimizer("sgd"), "mse", jit_compile=False)
+    x = np.random.default_rng(rank).normal(size=(8, 2))
+    model.fit(x, x[:, :1], verbose=0, callbacks=adasum.callbacks.standard())
+    assert len(_hashes(model)) == 1
+
+
+@on_ranks(2)
 def test_a_model_that_is_built_by_its_first_batch():
     import keras
 
