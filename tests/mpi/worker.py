@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -117,9 +118,18 @@ def hashes(model) -> set[bytes]:
 
 
 def shared_folder() -> Path:
-    """A new folder that all ranks know; the caller removes it."""
+    """A new folder that all ranks know; to be removed by `remove`."""
     from tf_adasum import core
 
     name = tempfile.mkdtemp() if core.rank() == 0 else ""
     letters = core.broadcast(np.frombuffer(name.encode().ljust(200), np.uint8))
     return Path(letters.tobytes().decode().strip())
+
+
+def remove(folder: Path) -> None:
+    """Removes a folder once no rank looks at it any more."""
+    from tf_adasum import core
+
+    core.barrier()
+    if core.rank() == 0:
+        shutil.rmtree(folder)
