@@ -127,6 +127,7 @@ def test_other_ops_and_the_sign():
         _check_loop(op.value, step, variables, optimizer, want, 7, 3)
     # Every rank goes from 1.0 to 0.9, so the result is 0.9: neither 1.1 nor 0.8.
     variable, optimizer = tf.Variable([1.0]), _sgd("v1", 1, 0.1)
+    optimizer.sync()  # no step yet: nothing to do
     optimizer.apply_gradients([(tf.constant([1.0]), variable)])
     np.testing.assert_allclose(variable.numpy(), [0.9], rtol=1e-6)
     # What the wrapped optimizer keeps is averaged if that is asked for.

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_adasum import core, window
+from tf_adasum import collectives, core, window
 from tf_adasum.core import Op
 
 
@@ -64,7 +64,7 @@ class Wrapper:
         window.check_strategy()
         if _is_wrapped(inner_optimizer):
             raise ValueError(f"`optimizer` is wrapped already. Received: {inner_optimizer!r}")
-        self.local_steps = local_steps
+        self.local_steps = int(local_steps)
         self.op = Op(op)
         self.nonfinite = nonfinite
         self.average_inner_state = average_inner_state
@@ -124,7 +124,7 @@ class Wrapper:
             local_steps=self.local_steps,
             op=self.op,
             nonfinite=self.nonfinite,
-            name=name,
+            name=f"{name}({type(self.inner_optimizer).__name__})",
         )
 
     def _local_step(
@@ -175,12 +175,16 @@ class Wrapper:
         As `AdasumOptimizer.sync`. In a graph with sessions it returns the op that does it, which
         is made after `minimize` or `apply_gradients`.
         """
-        if core.size() > 1 and self._window is not None:
-            return in_order(self._window.flush)
-        if tf.executing_eagerly() or tf.inside_function():
+        if not tf.executing_eagerly() and not tf.inside_function():
+            self._opened()
+            return in_order(self._window.flush) if core.size() > 1 else tf.no_op()
+        if core.size() == 1:
             return None
-        self._opened()
-        return tf.no_op()
+        if self._window is not None:
+            return in_order(self._window.flush)
+        # Nothing to do, but a rank that disagrees about that gets to know.
+        collectives.barrier(name="sync of an optimizer that has taken no step yet")
+        return None
 
     def _options(self) -> dict[str, Any]:
         """The part of `get_config` that is not the family's."""
