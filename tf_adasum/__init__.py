@@ -6,6 +6,7 @@ Names are loaded when they are first used, so `from tf_adasum import core` impor
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 __version__ = "0.1.0"
@@ -61,3 +62,8 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+if {"keras", "tensorflow"} <= sys.modules.keys():
+    # So that keras.saving.load_model knows AdasumOptimizer although nobody has named it yet.
+    importlib.import_module(f"{__name__}.optimizer")

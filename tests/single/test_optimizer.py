@@ -1,5 +1,8 @@
 """AdasumOptimizer on one rank: it is the wrapped optimizer."""
 
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -112,6 +115,13 @@ def test_saved_model_goes_on_where_it_was(tmp_path):
         m.fit(np.ones((8, 8, 8, 1)), np.ones((8, 3)), verbose=0)
     for a, b in zip(model.get_weights(), loaded.get_weights(), strict=True):
         assert a.tobytes() == b.tobytes()
+
+
+def test_a_model_can_be_loaded_where_the_optimizer_was_not_named(tmp_path):
+    model = _train(adasum.AdasumOptimizer("sgd"), jit_compile=False)
+    model.save(tmp_path / "model.keras")
+    code = f"import keras, tf_adasum; keras.saving.load_model({str(tmp_path / 'model.keras')!r})"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
 @pytest.mark.parametrize(
