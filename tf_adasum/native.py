@@ -62,6 +62,7 @@ _PROTOTYPES = {
     "adasum_last_error": (ctypes.c_char_p, []),
     "adasum_mpi_built_for": (ctypes.c_char_p, []),
     "adasum_mpi_running": (ctypes.c_char_p, []),
+    "adasum_simd": (ctypes.c_char_p, []),
     "adasum_allreduce": (
         ctypes.c_int,
         [_TENSORS, _POINTERS, ctypes.c_int64, ctypes.c_int, ctypes.c_char_p],

@@ -147,6 +147,8 @@ const char* adasum_mpi_thread_level(void) {
   return text.c_str();
 }
 
+const char* adasum_simd(void) { return adasum::CpuSimd(); }
+
 int adasum_allreduce(const AdasumTensor* inputs, void* const* outputs, int64_t count, int op,
                      const char* name) {
   return Guard([&] {

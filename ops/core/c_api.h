@@ -72,6 +72,9 @@ ADASUM_EXPORT const char* adasum_mpi_built_for(void);
 /* The first line of MPI_Get_library_version of what is loaded. */
 ADASUM_EXPORT const char* adasum_mpi_running(void);
 ADASUM_EXPORT const char* adasum_mpi_thread_level(void);
+/* The instruction set of the kernels: "avx512", "avx2" or "plain". TF_ADASUM_SIMD in the
+ * environment may name a lower one than the best. */
+ADASUM_EXPORT const char* adasum_simd(void);
 
 /* Reduces each tensor over the ranks, each by itself. outputs[i] has the size of inputs[i] and may
  * be the same memory. name, which may be empty, must be equal on all ranks. */

@@ -8,8 +8,12 @@
 
 namespace adasum {
 
+// Files compiled for different instruction sets include this. A copy of a function that is not
+// inlined would be shared by all of them, and might have the newest one's instructions.
+#define ADASUM_ALWAYS_INLINE inline __attribute__((always_inline))
+
 template <typename To, typename From>
-inline To BitCast(From from) {
+ADASUM_ALWAYS_INLINE To BitCast(From from) {
   static_assert(sizeof(To) == sizeof(From), "the sizes must match");
   To to;
   std::memcpy(&to, &from, sizeof(to));
@@ -20,10 +24,10 @@ struct Float16 {
   uint16_t bits;
 
   Float16() = default;
-  explicit Float16(float value) : bits(Round(value)) {}
-  explicit Float16(double value) : bits(Round(static_cast<float>(value))) {}
+  ADASUM_ALWAYS_INLINE explicit Float16(float value) : bits(Round(value)) {}
+  ADASUM_ALWAYS_INLINE explicit Float16(double value) : bits(Round(static_cast<float>(value))) {}
 
-  explicit operator float() const {
+  ADASUM_ALWAYS_INLINE explicit operator float() const {
     const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
     const uint32_t rest = bits & 0x7fffu;
     if (rest >= 0x7c00u) return BitCast<float>(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
@@ -31,10 +35,10 @@ struct Float16 {
     // denormals too.
     return BitCast<float>(sign | BitCast<uint32_t>(BitCast<float>(rest << 13) * 0x1p112f));
   }
-  explicit operator double() const { return static_cast<float>(*this); }
+  ADASUM_ALWAYS_INLINE explicit operator double() const { return static_cast<float>(*this); }
 
  private:
-  static uint16_t Round(float value) {
+  ADASUM_ALWAYS_INLINE static uint16_t Round(float value) {
     const uint32_t all = BitCast<uint32_t>(value);
     const uint16_t sign = static_cast<uint16_t>(all >> 16 & 0x8000u);
     const uint32_t magnitude = all & 0x7fffffffu;
@@ -54,14 +58,16 @@ struct BFloat16 {
   uint16_t bits;
 
   BFloat16() = default;
-  explicit BFloat16(float value) : bits(Round(value)) {}
-  explicit BFloat16(double value) : bits(Round(static_cast<float>(value))) {}
+  ADASUM_ALWAYS_INLINE explicit BFloat16(float value) : bits(Round(value)) {}
+  ADASUM_ALWAYS_INLINE explicit BFloat16(double value) : bits(Round(static_cast<float>(value))) {}
 
-  explicit operator float() const { return BitCast<float>(static_cast<uint32_t>(bits) << 16); }
-  explicit operator double() const { return static_cast<float>(*this); }
+  ADASUM_ALWAYS_INLINE explicit operator float() const {
+    return BitCast<float>(static_cast<uint32_t>(bits) << 16);
+  }
+  ADASUM_ALWAYS_INLINE explicit operator double() const { return static_cast<float>(*this); }
 
  private:
-  static uint16_t Round(float value) {
+  ADASUM_ALWAYS_INLINE static uint16_t Round(float value) {
     const uint32_t all = BitCast<uint32_t>(value);
     if ((all & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(all >> 16 | 0x40u);  // NaN
     return static_cast<uint16_t>((all + 0x7fffu + (all >> 16 & 1u)) >> 16);

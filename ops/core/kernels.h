@@ -40,6 +40,10 @@ struct Kernels {
 // The kernels for host memory. Throws Error(kInvalidArgument) for kOther.
 const Kernels& CpuKernels(DType dtype);
 
+// "avx512", "avx2" or "plain": the instruction set that the kernels for host memory use. The best
+// that the processor has, unless the environment's TF_ADASUM_SIMD names a lower one.
+const char* CpuSimd();
+
 }  // namespace adasum
 
 #endif  // TF_ADASUM_OPS_CORE_KERNELS_H_

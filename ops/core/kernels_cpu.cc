@@ -1,142 +1,80 @@
-#include <cmath>
+#include "kernels_cpu.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
 
 #include "error.h"
-#include "half.h"
-#include "kernels.h"
 
 namespace adasum {
 
 namespace {
 
-// Independent accumulators hide the latency of an addition and let the compiler use vector
-// registers; their number is fixed, so that the order of the sum, and with it every bit of the
-// result, is the same on every processor.
-constexpr int kLanes = 8;
+enum class Simd { kPlain, kAvx2, kAvx512 };
 
-template <typename T>
-double Load(const T& x) {
-  return static_cast<double>(x);
-}
-
-struct Sums {
-  double ab[kLanes] = {}, aa[kLanes] = {}, bb[kLanes] = {};
-
-  void Add(int lane, double x, double y) {
-    ab[lane] += x * y;
-    aa[lane] += x * x;
-    bb[lane] += y * y;
+Simd BestSimd() {
+#if defined(__x86_64__)
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
+      !__builtin_cpu_supports("f16c")) {
+    return Simd::kPlain;
   }
-};
-
-template <typename T>
-void Dot3(const void* a_void, const void* b_void, int64_t n, double scale_a, double scale_b,
-          DotProducts* result) {
-  const T* a = static_cast<const T*>(a_void);
-  const T* b = static_cast<const T*>(b_void);
-  Sums sums;
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      sums.Add(lane, Load(a[i + lane]) * scale_a, Load(b[i + lane]) * scale_b);
-    }
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512vl") ||
+      !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512bw")) {
+    return Simd::kAvx2;
   }
-  for (; i < n; ++i) sums.Add(0, Load(a[i]) * scale_a, Load(b[i]) * scale_b);
-  for (int lane = 0; lane < kLanes; ++lane) {
-    result->ab += sums.ab[lane];
-    result->aa += sums.aa[lane];
-    result->bb += sums.bb[lane];
-  }
+  return Simd::kAvx512;
+#else
+  return Simd::kPlain;
+#endif
 }
 
-template <typename T>
-double MaxAbs(const void* a_void, int64_t n) {
-  const T* a = static_cast<const T*>(a_void);
-  double largest = 0;
-  for (int64_t i = 0; i < n; ++i) largest = std::fmax(largest, std::fabs(Load(a[i])));
-  return largest;
+// The best that the processor has, or a lower one that TF_ADASUM_SIMD asks for.
+Simd ChooseSimd() {
+  const Simd best = BestSimd();
+  const char* wanted = std::getenv("TF_ADASUM_SIMD");
+  const std::string name = wanted == nullptr ? "" : wanted;
+  if (name == "plain") return Simd::kPlain;
+  if (name == "avx2") return std::min(best, Simd::kAvx2);
+  return best;
 }
 
-template <typename T>
-bool AllFinite(const void* a_void, int64_t n) {
-  const T* a = static_cast<const T*>(a_void);
-  // x - x is 0 for every finite number and NaN for the others, and NaN stays in a sum.
-  double lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += Load(a[i + lane]) - Load(a[i + lane]);
-  }
-  for (; i < n; ++i) lanes[0] += Load(a[i]) - Load(a[i]);
-  double sum = 0;
-  for (const double lane : lanes) sum += lane;
-  return sum == 0;
+Simd ChosenSimd() {
+  static const Simd chosen = ChooseSimd();
+  return chosen;
 }
 
-template <typename T>
-void Combine(const void* a_void, const void* b_void, const Coefficients& c, int64_t n,
-             void* out_void) {
-  const T* a = static_cast<const T*>(a_void);
-  const T* b = static_cast<const T*>(b_void);
-  T* out = static_cast<T*>(out_void);
-  const Coefficients k = c;
-  for (int64_t i = 0; i < n; ++i) {
-    out[i] =
-        static_cast<T>(Load(a[i]) * k.scale_a * k.factor_a + Load(b[i]) * k.scale_b * k.factor_b);
-  }
+const KernelSet& ChosenKernels() {
+#if defined(__x86_64__)
+  if (ChosenSimd() == Simd::kAvx512) return Avx512Kernels();
+  if (ChosenSimd() == Simd::kAvx2) return Avx2Kernels();
+#endif
+  return PlainKernels();
 }
-
-template <typename T>
-void Average(const void* a_void, const void* b_void, double weight_a, double weight_b, int64_t n,
-             void* out_void) {
-  const T* a = static_cast<const T*>(a_void);
-  const T* b = static_cast<const T*>(b_void);
-  T* out = static_cast<T*>(out_void);
-  for (int64_t i = 0; i < n; ++i) {
-    const double x = Load(a[i]), y = Load(b[i]);
-    out[i] = static_cast<T>(x == y ? x : x * weight_a + y * weight_b);
-  }
-}
-
-// The difference of two float64 values is what float64 gives; for the narrower types it is exact in
-// float64 up to one rounding to the type itself.
-template <typename T>
-void Delta(const void* value_void, const void* start_void, int64_t n, void* out_void) {
-  const T* value = static_cast<const T*>(value_void);
-  const T* start = static_cast<const T*>(start_void);
-  T* out = static_cast<T*>(out_void);
-  for (int64_t i = 0; i < n; ++i) out[i] = static_cast<T>(Load(value[i]) - Load(start[i]));
-}
-
-template <typename T>
-void Apply(const void* start_void, const void* change_void, int64_t n, void* out_void) {
-  const T* start = static_cast<const T*>(start_void);
-  const T* change = static_cast<const T*>(change_void);
-  T* out = static_cast<T*>(out_void);
-  for (int64_t i = 0; i < n; ++i) out[i] = static_cast<T>(Load(start[i]) + Load(change[i]));
-}
-
-template <typename T>
-constexpr Kernels Table(bool squares_may_overflow) {
-  return {sizeof(T),  squares_may_overflow, Dot3<T>,  MaxAbs<T>, AllFinite<T>,
-          Combine<T>, Average<T>,           Delta<T>, Apply<T>};
-}
-
-constexpr Kernels kFloat16 = Table<Float16>(false);
-constexpr Kernels kBFloat16 = Table<BFloat16>(false);
-constexpr Kernels kFloat32 = Table<float>(false);
-constexpr Kernels kFloat64 = Table<double>(true);
 
 }  // namespace
 
+const char* CpuSimd() {
+  switch (ChosenSimd()) {
+    case Simd::kAvx512:
+      return "avx512";
+    case Simd::kAvx2:
+      return "avx2";
+    default:
+      return "plain";
+  }
+}
+
 const Kernels& CpuKernels(DType dtype) {
+  static const KernelSet& set = ChosenKernels();
   switch (dtype) {
     case DType::kFloat16:
-      return kFloat16;
+      return set.float16;
     case DType::kBFloat16:
-      return kBFloat16;
+      return set.bfloat16;
     case DType::kFloat32:
-      return kFloat32;
+      return set.float32;
     case DType::kFloat64:
-      return kFloat64;
+      return set.float64;
     default:
       throw Error(
           ErrorKind::kInvalidArgument,

@@ -1,0 +1,2 @@
+#define ADASUM_SIMD PlainKernels
+#include "kernels_cpu.inc"
