@@ -195,7 +195,7 @@ def test_errors():
         )
 
     refused(
-        r"ranks disagree.*\n.*rank 0.*float\[2\].*rank 1.*float\[3\]",
+        r"ranks disagree.*\n.*rank 0.*float32\[2\].*rank 1.*float32\[3\]",
         lambda: adasum.allreduce(tf.zeros(2 + rank)),
     )
     refused(

@@ -201,12 +201,12 @@ def test_tf_keras_wrapped_already():
                 adasum.DistributedOptimizer(optimizer)
 
 
-def test_no_other_family_is_imported():
+def test_tf_keras_is_not_imported_for_others():
     code = """
 import sys, tensorflow as tf, tf_adasum as adasum
 optimizer = adasum.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1))
 optimizer.minimize(lambda v=tf.Variable(1.0): v * v)
-assert "tf_keras" not in sys.modules and "tf_adasum.optimizer" not in sys.modules
+assert "tf_keras" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
