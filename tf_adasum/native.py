@@ -139,7 +139,7 @@ def check_xla() -> None:
     """Raises RuntimeError where the ops were built without what XLA needs to compile them."""
     if not build_info()["xla"]:
         raise RuntimeError(
-            "XLA cannot compile functions that use tf_adasum, since it was built without XLA (no "
-            "libtensorflow_cc.so.2, or ADASUM_XLA=OFF). Use jit_compile=False, as in "
-            f"model.compile(..., jit_compile=False), or {REBUILD}."
+            "XLA cannot compile functions that use tf_adasum, since it was built without XLA "
+            f"(TensorFlow {build_info()['tensorflow']} is older than 2.21, or ADASUM_XLA=OFF). Use "
+            "jit_compile=False, as in model.compile(..., jit_compile=False)."
         )
