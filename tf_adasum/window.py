@@ -38,7 +38,7 @@ class Window:
     states: Sequence[Variable]
     """Floating-point variables that are averaged over the ranks at each sync."""
     started: Variable
-    """int64 scalar: whether the ranks' weights were made equal; 0 at first."""
+    """int64 scalar: 0 at first, then 2 in a window and 1 between two."""
     local_step: Variable
     """int64 scalar: steps since the last sync; 0 at first."""
     syncs: Variable
@@ -65,8 +65,7 @@ class Window:
             not if it was computed at weights that were not rank 0's, which the rank now has.
         """
         usable = self._start()
-        # Not when the last window ends: since then the user may have loaded other weights.
-        tf.cond(tf.equal(tf.convert_to_tensor(self.local_step), 0), self._keep_start, nothing)
+        self._open()
         return usable
 
     def end_step(self, steps: tf.Tensor) -> None:
@@ -74,8 +73,7 @@ class Window:
 
         Args:
             steps: int64 scalar, how many steps were really taken: 0 where the wrapped optimizer
-            only
-                accumulated the gradient, or skipped it.
+                only accumulated the gradient, or skipped it.
         """
         self.local_step.assign_add(steps)
         is_last = tf.convert_to_tensor(self.local_step) >= self.local_steps
@@ -113,9 +111,20 @@ class Window:
     def _call_name(self) -> str:
         return f"{self.name}, local_steps={self.local_steps}, nonfinite={self.nonfinite}"
 
+    def _open(self) -> None:
+        """Keeps the start of a new window, unless this is in one already.
+
+        Not when the last window ends: since then the user may have loaded other weights. And once
+        in a window, also where the first gradients are only accumulated: constraints and averages
+        may change the weights even then.
+        """
+        is_open = tf.equal(tf.convert_to_tensor(self.started), 2)
+        tf.cond(is_open, nothing, self._keep_start)
+
     def _keep_start(self) -> None:
         for start, variable in zip(self.starts, self.variables, strict=True):
             start.assign(variable)
+        self.started.assign(2)
 
     def _sync(self, flush: bool) -> None:
         if all(variable.constraint is None for variable in self.variables):
@@ -133,6 +142,7 @@ class Window:
         tf.while_loop(lambda again: again, one_round, [tf.constant(True)])
 
     def _reduce(self, flush: bool) -> None:
+        self._open()
         syncs, skipped, orthogonality = collectives.ops().adasum_sync(
             collectives.handles(self.variables),
             collectives.handles(self.starts),
@@ -146,6 +156,8 @@ class Window:
             names=names(self.variables),
             call_name=self._call_name,
         )
+        # Also where nothing was to be done: the user may load other weights before the next step.
+        self.started.assign(1)
         tf.cond(syncs > 0, lambda: self._note(syncs, skipped, orthogonality), nothing)
 
     def _note(self, syncs: tf.Tensor, skipped: tf.Tensor, orthogonality: tf.Tensor) -> None:

@@ -95,7 +95,7 @@ typedef struct {
 
 typedef struct {
   int32_t op;
-  /* Whether this rank has a change to bring; if not, its starts are taken to be its values. */
+  /* Whether this rank took steps. If not, it has a change to bring only if that is not zero. */
   int32_t pending;
   /* Whether to go on, with changes of zero, until every rank flushes: for a rank that has come to
    * an end of its steps while others may have more. */

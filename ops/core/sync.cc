@@ -14,7 +14,8 @@ namespace {
 // What a rank tells the others while they agree on the call.
 constexpr uint64_t kPending = 1;    // it has a change to bring
 constexpr uint64_t kGoesOn = 2;     // it does not flush: more calls will come
-constexpr uint64_t kNonfinite = 4;  // its change is not finite, and that is an error
+constexpr uint64_t kSkips = 4;      // its change is not finite, and counts as zero
+constexpr uint64_t kNonfinite = 8;  // its change is not finite, and that is an error
 
 constexpr int64_t kNoTensor = -1;
 
@@ -33,8 +34,7 @@ class SyncCall {
             receive_buffer.Reserve(std::max(deltas_.scratch_bytes(), states_.scratch_bytes()))) {}
 
   SyncResult Run() {
-    Inputs inputs{options_.pending, tensors_.values,
-                  options_.pending ? tensors_.starts : tensors_.values, tensors_.states};
+    Inputs inputs{options_.pending, tensors_.values, tensors_.starts, tensors_.states};
     while (true) {
       const uint64_t flags = Agree(inputs);
       if (!(flags & kPending)) {
@@ -42,7 +42,10 @@ class SyncCall {
         return result_;
       }
       const Report report = deltas_.Reduce(transport_, buffer_, scratch_);
-      states_.Reduce(transport_, buffer_, scratch_);
+      // What goes with a change that is not finite is likely not finite either, and must not get
+      // into the other ranks' mean.
+      const bool averages = !(flags & kSkips);
+      if (averages) states_.Reduce(transport_, buffer_, scratch_);
       Write(inputs);
       if (result_.syncs++ == 0) result_.report = report;
       if (!options_.flush || !(flags & kGoesOn)) return result_;
@@ -63,15 +66,20 @@ class SyncCall {
     return static_cast<size_t>(count * kernels.item_bytes);
   }
 
+  static bool IsZero(const char* data, size_t bytes) {
+    return std::all_of(data, data + bytes, [](char byte) { return byte == 0; });
+  }
+
   // Fills the buffer and returns the flags of all ranks.
   uint64_t Agree(const Inputs& inputs) {
-    const int64_t bad = FillDeltas(inputs);
-    result_.skipped = result_.skipped || bad != kNoTensor;
-    const bool is_error =
-        bad != kNoTensor &&
-        (options_.raise_nonfinite || options_.skips_in_a_row + 1 >= SyncOptions::kMaxSkipsInARow);
-    const uint64_t own = (inputs.pending ? kPending : 0) | (options_.flush ? 0 : kGoesOn) |
-                         (is_error ? kNonfinite : 0);
+    const Deltas deltas = FillDeltas(inputs);
+    const bool is_bad = deltas.bad != kNoTensor;
+    result_.skipped = result_.skipped || is_bad;
+    const bool is_error = is_bad && (options_.raise_nonfinite ||
+                                     options_.skips_in_a_row + 1 >= SyncOptions::kMaxSkipsInARow);
+    const bool pending = inputs.pending || !deltas.zero;
+    const uint64_t own = (pending ? kPending : 0) | (options_.flush ? 0 : kGoesOn) |
+                         (is_bad ? kSkips : 0) | (is_error ? kNonfinite : 0);
     Call call(CallKind::kSync, name_);
     call.With(options_.op).With(tensors_.specs).WithStates(tensors_.state_specs);
     // Deltas from different starts would add up to different weights without anybody noticing.
@@ -79,26 +87,27 @@ class SyncCall {
     const uint64_t flags = adasum::Agree(transport_, call, own);
     CheckReducible(tensors_.specs);
     CheckReducible(tensors_.state_specs);
-    if (flags & kNonfinite) ThrowNonfinite(is_error, bad);
+    if (flags & kNonfinite) ThrowNonfinite(is_error, deltas.bad);
     states_.ForEach(buffer_, [&](const Kernels& kernels, int64_t t, int64_t count, char* place) {
       std::memcpy(place, inputs.states[t], Bytes(kernels, count));
     });
     return flags;
   }
 
-  // Returns the first tensor whose delta is not finite; then all of the deltas are zero.
-  int64_t FillDeltas(const Inputs& inputs) {
-    int64_t bad = kNoTensor;
-    if (inputs.pending) {
-      deltas_.ForEach(buffer_, [&](const Kernels& kernels, int64_t t, int64_t count, char* place) {
-        kernels.delta(inputs.values[t], inputs.starts[t], count, place);
-        if (bad == kNoTensor && !kernels.all_finite(place, count)) bad = t;
-      });
-    }
-    if (!inputs.pending || bad != kNoTensor) {
-      std::memset(buffer_, 0, static_cast<size_t>(deltas_.end()));
-    }
-    return bad;
+  struct Deltas {
+    int64_t bad = kNoTensor;  // the first tensor whose delta is not finite; then all are made zero
+    bool zero = true;         // all of them are, as computed
+  };
+
+  Deltas FillDeltas(const Inputs& inputs) {
+    Deltas deltas;
+    deltas_.ForEach(buffer_, [&](const Kernels& kernels, int64_t t, int64_t count, char* place) {
+      kernels.delta(inputs.values[t], inputs.starts[t], count, place);
+      if (deltas.bad == kNoTensor && !kernels.all_finite(place, count)) deltas.bad = t;
+      deltas.zero = deltas.zero && IsZero(place, Bytes(kernels, count));
+    });
+    if (deltas.bad != kNoTensor) std::memset(buffer_, 0, static_cast<size_t>(deltas_.end()));
+    return deltas;
   }
 
   [[noreturn]] void ThrowNonfinite(bool mine, int64_t bad) {

@@ -27,7 +27,7 @@ struct SyncTensors {
 
 struct SyncOptions {
   Op op;
-  // Whether this rank has anything to bring; if not, its starts are taken to be its values.
+  // Whether this rank took steps. If not, it has a change to bring only if that is not zero.
   bool pending;
   // Whether to go on syncing, with a change of zero, until every rank flushes: what a rank does
   // that has come to an end of its steps, so that ranks with more steps are not left alone.

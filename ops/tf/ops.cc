@@ -90,7 +90,7 @@ names: of the variables, or none; must be equal on all ranks.
 variables: what each rank has trained on its own.
 starts: what all ranks held at the last sync; of the same shapes and dtypes. Assigned too with flush.
 states: averaged over all ranks.
-pending: whether this rank has a change to bring; without one its starts count as its variables.
+pending: whether this rank took steps; if not, it has a change to bring only if that is not zero.
 skips_in_a_row: how many of this rank's last syncs were skipped.
 flush: go on, with changes of zero, until every rank flushes.
 nonfinite: what becomes of a change that is not finite: an error on all ranks, or it counts as zero.

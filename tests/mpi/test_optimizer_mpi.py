@@ -198,6 +198,11 @@ def test_weights_loaded_between_windows():
     variable.assign([50.0, 70.0])
     step()
     assert variable.numpy().tolist() == [51, 71]
+    # A sync that has nothing to do does not start a window.
+    optimizer.sync()
+    variable.assign([5.0, 7.0])
+    step()
+    assert variable.numpy().tolist() == [6, 8]
     # Loaded on one rank only: an error on every rank instead of weights that differ from then on.
     variable.assign([float(rank), 0.0])
     with pytest.raises(tf.errors.InvalidArgumentError, match="weights at the start of the window"):
@@ -326,6 +331,21 @@ model.fit(x, x[:, :1], verbose=2, callbacks=adasum.callbacks.standard())
     assert ended.code == 0, ended.output
     assert ended.output.count("loss:") == 1
     assert "the same change of the weights" not in ended.output
+
+
+def test_an_optimizer_that_is_not_wrapped_gives_one_warning():
+    from ranks import run_ranks
+
+    source = """
+import numpy as np, keras, tf_adasum as adasum
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse", jit_compile=False)
+x = np.ones((8, 2))
+model.fit(x, x[:, :1], verbose=0, callbacks=adasum.callbacks.standard())
+"""
+    ended = run_ranks(2, source)
+    assert ended.code == 0, ended.output
+    assert ended.output.count("not wrapped in AdasumOptimizer") == 1
 
 
 def test_the_same_data_on_all_ranks_gives_one_warning():

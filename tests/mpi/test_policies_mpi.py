@@ -80,6 +80,33 @@ def test_clipping_decay_constraints_averages_and_accumulation():
     assert np.isfinite(optimizer.orthogonality.numpy()).all()
 
 
+@on_ranks(2, timeout=100)
+def test_gradients_that_are_only_accumulated_do_not_move_the_start():
+    import keras
+
+    import tf_adasum as adasum
+
+    rank = adasum.rank()
+    rng = np.random.default_rng(rank)
+    x, y = rng.normal(size=(40, 6)), rng.normal(size=(40, 3))
+
+    def fit(optimizer, batches, **dense):
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, **dense)])
+        model.compile(adasum.AdasumOptimizer(optimizer, 2), "mse", jit_compile=False)
+        n = 4 * batches
+        model.fit(
+            x[:n], y[:n], batch_size=4, epochs=2, verbose=0, callbacks=adasum.callbacks.standard()
+        )
+        kernels = adasum.allgather(model.get_weights()[0][np.newaxis]).numpy()
+        assert kernels[0].tobytes() == kernels[1].tobytes()
+
+    accumulating = {"gradient_accumulation_steps": 2}
+    # Averages overwrite the weights, and constraints move them, on batches without a step too.
+    averages = {"use_ema": True, "ema_momentum": 0.9, "ema_overwrite_frequency": 3}
+    fit(keras.optimizers.SGD(0.05, **averages, **accumulating), 10)
+    fit(keras.optimizers.Adam(0.01, **accumulating), 10 - rank, kernel_constraint="max_norm")
+
+
 @on_ranks(3, timeout=100)
 def test_averaged_weights_when_fit_ends():
     import keras
@@ -243,6 +270,21 @@ def test_a_change_that_is_not_finite():
         assert after == [[1, 1], [2, 1], [3, 1], [4, 2]]
         # Not three in a row: the counter starts again.
         assert steps("skip", {0, 1, 3, 4}, 6, compiled)[-1] == [6, 2]
+    # A healthy rank's state does not get NaN from the other's; in the next sync all is averaged
+    # again.
+    variable = keras.Variable([0.0, 0.0])
+    optimizer = adasum.AdasumOptimizer(
+        keras.optimizers.SGD(1.0, momentum=0.5), average_inner_state=True
+    )
+    optimizer.build([variable])
+    (momentum,) = optimizer.inner_optimizer.momentums
+    optimizer.apply([tf.constant([np.inf, 0.0]) if rank else tf.constant([-2.0, 0.0])], [variable])
+    assert variable.numpy().tolist() == [2, 0]
+    if rank == 0:
+        assert momentum.numpy().tolist() == [2, 0]
+    momentum.assign([4.0 * rank, 0.0])
+    optimizer.apply([tf.zeros(2)], [variable])
+    assert momentum.numpy().tolist() == [1, 0]  # half of 0 and 4, averaged
     named = "NaN or infinity in tensor 0 of rank 1"
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"{named}, the 3rd time in a row"):
         steps("skip", {1, 2, 3})

@@ -201,6 +201,11 @@ def test_tf_keras_wrapped_already():
                 adasum.DistributedOptimizer(optimizer)
 
 
+def test_callbacks_are_there_as_the_documentation_spells_them():
+    pytest.importorskip("tf_keras", reason="tf_keras is not installed")
+    assert adasum.legacy.callbacks.standard()
+
+
 def test_tf_keras_is_not_imported_for_others():
     code = """
 import sys, tensorflow as tf, tf_adasum as adasum

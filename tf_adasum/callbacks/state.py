@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 
 import keras
@@ -54,6 +55,12 @@ class BroadcastState(Together):
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         if core.size() == 1:
             return
+        if optimizer.find(self.model.optimizer) is None and core.rank() == 0:
+            warnings.warn(
+                "The model's optimizer is not wrapped in AdasumOptimizer, so each rank trains for "
+                f"itself. Received: {self.model.optimizer!r}",
+                stacklevel=2,
+            )
         self._awaits_first_batch = not self._is_built_everywhere()
         self._batches_begun = 0
         if self._awaits_first_batch:
@@ -108,7 +115,7 @@ class BroadcastState(Together):
         if in_training:
             adasum = optimizer.find(self.model.optimizer)
             window = adasum._window
-            in_mid_window = int(window.local_step) > 0
+            in_mid_window = int(window.started) == 2
             shared = [window.syncs, *(window.starts if in_mid_window else window.variables)]
             rates = [optimizer._learning_rate for optimizer in adasum._parts]
             shared += [rate for rate in rates if isinstance(rate, keras.Variable)]

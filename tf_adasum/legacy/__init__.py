@@ -6,6 +6,7 @@ One family a file; what they share is in `wrapper`, what happens between two syn
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from tf_adasum.core import Adasum, Op
@@ -66,3 +67,10 @@ def _wrapper_for(optimizer: Any) -> type:
         "tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer or "
         f"tf.compat.v1.train.Optimizer. Received: {optimizer!r} of type {type(optimizer)}"
     )
+
+
+def __getattr__(name: str) -> Any:
+    # Not before it is asked for: tf_keras may not be installed.
+    if name == "callbacks":
+        return importlib.import_module(f"{__name__}.callbacks")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
