@@ -51,16 +51,17 @@ class BroadcastState(Together):
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
         append_once(self.neighbours, _AfterRestoring(self))
+        own = getattr(model, "optimizer", None)
+        if own is not None and optimizer.find(own) is None and core.size() > 1 and core.rank() == 0:
+            warnings.warn(
+                "The model's optimizer is not wrapped in AdasumOptimizer, so each rank trains for "
+                f"itself. Received: {own!r}",
+                stacklevel=2,
+            )
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         if core.size() == 1:
             return
-        if optimizer.find(self.model.optimizer) is None and core.rank() == 0:
-            warnings.warn(
-                "The model's optimizer is not wrapped in AdasumOptimizer, so each rank trains for "
-                f"itself. Received: {self.model.optimizer!r}",
-                stacklevel=2,
-            )
         self._awaits_first_batch = not self._is_built_everywhere()
         self._batches_begun = 0
         if self._awaits_first_batch:
