@@ -49,6 +49,9 @@ class TensorViews {
   std::vector<AdasumTensor> views_;
 };
 
+// Parts the names of variables where XLA takes them as one text.
+constexpr char kBetweenXlaNames = '\n';
+
 // What an op refuses before it calls the core: values that are no plain bytes, ...
 absl::Status CheckMovable(tensorflow::DataType dtype);
 // ... a start that is not like its variable, ...

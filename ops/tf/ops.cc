@@ -4,7 +4,7 @@
 // For the order each op also takes a variable, `order`, of which tf.function believes that every op
 // writes it. It would keep stateful ops that take no variables in order by itself, but not among
 // those that take some, and in what XLA compiles not at all. The CPU kernels do not look at it; for
-// XLA, see xla.cc.
+// XLA, see xla_kernels.cc.
 
 #include <vector>
 

@@ -1,5 +1,6 @@
 // The ops in functions that are compiled with jit_compile=True: each becomes a custom call of XLA's
-// (typed FFI), whose handler calls the core.
+// (typed FFI), whose handler (xla_handlers.cc)
+// calls the core.
 //
 // Order. Ranks must make the same calls in the same order, but XLA keeps only the order that data
 // gives: its CPU runtime runs calls that do not depend on each other at the same time. So every
@@ -17,28 +18,17 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "ops/core/c_api.h"
 #include "ops/tf/calls.h"
 #include "tensorflow/compiler/tf2xla/shape_util.h"
-#include "tensorflow/compiler/tf2xla/type_util.h"
 #include "tensorflow/compiler/tf2xla/xla_compiler.h"
 #include "tensorflow/compiler/tf2xla/xla_op_kernel.h"
 #include "tensorflow/compiler/tf2xla/xla_op_registry.h"
-#include "xla/ffi/api/ffi.h"
 #include "xla/hlo/builder/xla_builder.h"
 #include "xla/shape_util.h"
 
-namespace xla::ffi {
-// The wheel lacks what the header that declares this includes.
-const XLA_FFI_Api* GetXlaFfiApi();
-}  // namespace xla::ffi
-
 namespace tf_adasum {
 namespace {
-
-namespace ffi = xla::ffi;
 
 using tensorflow::DataType;
 using tensorflow::OpKernelConstruction;
@@ -47,169 +37,6 @@ using tensorflow::XlaOpKernel;
 using tensorflow::XlaOpKernelContext;
 
 constexpr char kInstead[] = "Use jit_compile=False (model.compile(..., jit_compile=False)).";
-
-constexpr char kBetweenNames = '\n';
-
-// ---- Run time: the handlers, for memory of the host. ----
-
-// The operands and results of a custom call. `get` fails for no index that there is.
-struct Buffers {
-  ffi::RemainingArgs operands;
-  ffi::RemainingRets results;
-
-  ffi::AnyBuffer operand(size_t i) const { return operands.get<ffi::AnyBuffer>(i).value(); }
-  void* result(size_t i) const { return (*results.get<ffi::AnyBuffer>(i).value()).untyped_data(); }
-
-  // names: none, or one for each, as in the attribute "names".
-  absl::Status View(size_t begin, size_t count, TensorViews* views,
-                    absl::string_view names = "") const {
-    const std::vector<std::string> each = absl::StrSplit(names, kBetweenNames);
-    for (size_t i = begin; i < begin + count; ++i) {
-      const ffi::AnyBuffer buffer = operand(i);
-      const auto type = static_cast<xla::PrimitiveType>(buffer.element_type());
-      const auto dtype = tensorflow::EncodePrimitiveTypeAsDataType(type);
-      if (!dtype.ok()) return dtype.status();
-      const auto dims = buffer.dimensions();
-      const std::string name = each.size() == count ? each[i - begin] : "";
-      views->Add(buffer.untyped_data(), {dims.begin(), dims.size()}, *dtype, name);
-    }
-    return absl::OkStatus();
-  }
-
-  // The memory of some results in a row.
-  std::vector<void*> Results(size_t begin, size_t count) const {
-    std::vector<void*> memory(count);
-    for (size_t i = 0; i < count; ++i) memory[i] = result(begin + i);
-    return memory;
-  }
-};
-
-ffi::Error ToFfi(const absl::Status& status) {
-  return ffi::Error(static_cast<ffi::ErrorCode>(status.code()), std::string(status.message()));
-}
-
-absl::Status Allreduce(const Buffers& buffers, int64_t count, int64_t op, const std::string& name) {
-  TensorViews inputs(count);
-  TF_RETURN_IF_ERROR(buffers.View(0, count, &inputs));
-  return ToStatus(adasum_allreduce(inputs.data(), buffers.Results(0, count).data(), count,
-                                   static_cast<int>(op), name.c_str()));
-}
-
-absl::Status Broadcast(const Buffers& buffers, int64_t count, int64_t root, absl::string_view names,
-                       const std::string& name) {
-  TensorViews tensors(count);
-  TF_RETURN_IF_ERROR(buffers.View(0, count, &tensors, names));
-  int changed = 0;
-  TF_RETURN_IF_ERROR(
-      ToStatus(adasum_broadcast(tensors.data(), buffers.Results(0, count).data(), count,
-                                static_cast<int>(root), name.c_str(), &changed)));
-  *static_cast<bool*>(buffers.result(count)) = changed != 0;
-  return absl::OkStatus();
-}
-
-absl::Status Barrier(const std::string& name) { return ToStatus(adasum_barrier(name.c_str())); }
-
-// Operands: values, starts, states, pending, skips_in_a_row. Results: new values, new starts if
-// flush, new states, syncs, skipped, orthogonality.
-absl::Status SyncBuffers(const Buffers& buffers, int64_t count, int64_t state_count, int64_t op,
-                         bool flush, bool raise_nonfinite, absl::string_view names,
-                         const std::string& name) {
-  TensorViews values(count), states(state_count);
-  TF_RETURN_IF_ERROR(buffers.View(0, count, &values, names));
-  TF_RETURN_IF_ERROR(buffers.View(2 * count, state_count, &states));
-  std::vector<const void*> starts;
-  for (int64_t i = count; i < 2 * count; ++i) starts.push_back(buffers.operand(i).untyped_data());
-  const std::vector<void*> new_values = buffers.Results(0, count);
-  const std::vector<void*> new_starts = buffers.Results(count, flush ? count : 0);
-  const int64_t states_at = count + static_cast<int64_t>(new_starts.size());
-  const std::vector<void*> new_states = buffers.Results(states_at, state_count);
-
-  const int64_t scalars_at = 2 * count + state_count;
-  const AdasumSyncOptions options{
-      static_cast<int32_t>(op),
-      *static_cast<const bool*>(buffers.operand(scalars_at).untyped_data()),
-      flush,
-      raise_nonfinite,
-      *static_cast<const int64_t*>(buffers.operand(scalars_at + 1).untyped_data()),
-      name.c_str()};
-  const AdasumSyncTensors tensors{count,
-                                  values.data(),
-                                  starts.data(),
-                                  new_values.data(),
-                                  flush ? new_starts.data() : nullptr,
-                                  state_count,
-                                  states.data(),
-                                  new_states.data()};
-  AdasumSyncResult result{};
-  std::vector<double> orthogonality(count);
-  TF_RETURN_IF_ERROR(Sync(tensors, options, &result, orthogonality.data()));
-  const int64_t results_at = states_at + state_count;
-  *static_cast<int64_t*>(buffers.result(results_at)) = result.syncs;
-  *static_cast<bool*>(buffers.result(results_at + 1)) = result.skipped != 0;
-  std::copy(orthogonality.begin(), orthogonality.end(),
-            static_cast<float*>(buffers.result(results_at + 2)));
-  return absl::OkStatus();
-}
-
-XLA_FFI_DEFINE_HANDLER(
-    kAllreduce,
-    [](ffi::RemainingArgs operands, ffi::RemainingRets results, int64_t count, int64_t op,
-       std::string_view name) {
-      return ToFfi(Allreduce({operands, results}, count, op, std::string(name)));
-    },
-    ffi::Ffi::Bind()
-        .RemainingArgs()
-        .RemainingRets()
-        .Attr<int64_t>("count")
-        .Attr<int64_t>("op")
-        .Attr<std::string_view>("call_name"));
-
-XLA_FFI_DEFINE_HANDLER(
-    kBroadcast,
-    [](ffi::RemainingArgs operands, ffi::RemainingRets results, int64_t count, int64_t root,
-       std::string_view names, std::string_view name) {
-      return ToFfi(Broadcast({operands, results}, count, root, names, std::string(name)));
-    },
-    ffi::Ffi::Bind()
-        .RemainingArgs()
-        .RemainingRets()
-        .Attr<int64_t>("count")
-        .Attr<int64_t>("root")
-        .Attr<std::string_view>("names")
-        .Attr<std::string_view>("call_name"));
-
-XLA_FFI_DEFINE_HANDLER(
-    kBarrier,
-    [](ffi::RemainingArgs, ffi::RemainingRets, std::string_view name) {
-      return ToFfi(Barrier(std::string(name)));
-    },
-    ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<std::string_view>("call_name"));
-
-XLA_FFI_DEFINE_HANDLER(
-    kSync,
-    [](ffi::RemainingArgs operands, ffi::RemainingRets results, int64_t count, int64_t state_count,
-       int64_t op, bool flush, bool raise_nonfinite, std::string_view names,
-       std::string_view name) {
-      return ToFfi(SyncBuffers({operands, results}, count, state_count, op, flush, raise_nonfinite,
-                               names, std::string(name)));
-    },
-    ffi::Ffi::Bind()
-        .RemainingArgs()
-        .RemainingRets()
-        .Attr<int64_t>("count")
-        .Attr<int64_t>("state_count")
-        .Attr<int64_t>("op")
-        .Attr<bool>("flush")
-        .Attr<bool>("raise_nonfinite")
-        .Attr<std::string_view>("names")
-        .Attr<std::string_view>("call_name"));
-
-XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), "tf_adasum.allreduce", "Host", kAllreduce);
-XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), "tf_adasum.broadcast", "Host", kBroadcast);
-XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), "tf_adasum.barrier", "Host", kBarrier);
-XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), "tf_adasum.sync", "Host", kSync);
-
-// ---- Compile time: the kernels. ----
 
 bool HasHandlers(const XlaOpKernelContext& ctx) {
   return ctx.compiler()->options().device_type.type_string() == tensorflow::DEVICE_CPU_XLA_JIT;
@@ -353,7 +180,7 @@ int ReadOp(OpKernelConstruction* ctx) {
 std::string ReadNames(OpKernelConstruction* ctx) {
   std::vector<std::string> names;
   ctx->SetStatus(ctx->GetAttr("names", &names));
-  return absl::StrJoin(names, std::string(1, kBetweenNames));
+  return absl::StrJoin(names, std::string(1, kBetweenXlaNames));
 }
 
 int ReadRoot(OpKernelConstruction* ctx) {
