@@ -75,8 +75,16 @@ absl::Status ToStatus(int code) {
   }
 }
 
-int OpCode(const std::string& op) {
+int ReadOp(tensorflow::OpKernelConstruction* ctx) {
+  std::string op;
+  ctx->SetStatus(ctx->GetAttr("op", &op));
   return op == "sum" ? ADASUM_OP_SUM : op == "average" ? ADASUM_OP_AVERAGE : ADASUM_OP_ADASUM;
+}
+
+int ReadRoot(tensorflow::OpKernelConstruction* ctx) {
+  int root = 0;
+  ctx->SetStatus(ctx->GetAttr("root_rank", &root));
+  return root;
 }
 
 absl::Status Sync(const AdasumSyncTensors& tensors, const AdasumSyncOptions& options,

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "ops/core/c_api.h"
+#include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/framework/types.h"
 
@@ -18,8 +19,9 @@ namespace tf_adasum {
 // The status that a code of the C API stands for, with the calling thread's last error text.
 absl::Status ToStatus(int code);
 
-// "adasum", "sum" or "average", as the ops' attribute says it.
-int OpCode(const std::string& op);
+// The ops' attributes "op", as the C API's code, and "root_rank".
+int ReadOp(tensorflow::OpKernelConstruction* ctx);
+int ReadRoot(tensorflow::OpKernelConstruction* ctx);
 
 // adasum_sync, and what a user has to be told of its result.
 absl::Status Sync(const AdasumSyncTensors& tensors, const AdasumSyncOptions& options,

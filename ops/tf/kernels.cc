@@ -52,18 +52,6 @@ std::vector<std::string> ReadNames(OpKernelConstruction* ctx, int count) {
   return names;
 }
 
-int ReadOp(OpKernelConstruction* ctx) {
-  std::string op;
-  ctx->SetStatus(ctx->GetAttr("op", &op));
-  return OpCode(op);
-}
-
-int ReadRoot(OpKernelConstruction* ctx) {
-  int root = 0;
-  ctx->SetStatus(ctx->GetAttr("root_rank", &root));
-  return root;
-}
-
 class AllreduceOp : public CollectiveOp {
  public:
   explicit AllreduceOp(OpKernelConstruction* ctx) : CollectiveOp(ctx), op_(ReadOp(ctx)) {}

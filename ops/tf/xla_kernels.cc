@@ -170,23 +170,11 @@ class CollectiveOp : public XlaOpKernel {
   int order_count_ = 0;
 };
 
-int ReadOp(OpKernelConstruction* ctx) {
-  std::string op;
-  ctx->SetStatus(ctx->GetAttr("op", &op));
-  return OpCode(op);
-}
-
 // All names as one text.
 std::string ReadNames(OpKernelConstruction* ctx) {
   std::vector<std::string> names;
   ctx->SetStatus(ctx->GetAttr("names", &names));
   return absl::StrJoin(names, std::string(1, kBetweenXlaNames));
-}
-
-int ReadRoot(OpKernelConstruction* ctx) {
-  int root = 0;
-  ctx->SetStatus(ctx->GetAttr("root_rank", &root));
-  return root;
 }
 
 class AllreduceOp : public CollectiveOp {
