@@ -117,6 +117,7 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         """
         if self.built:
             return
+        window.check_variables(self._options, variables)
         self._counters = {
             name: self.add_variable((), dtype="int64", name=name)
             for name in ("started", "local_step", "syncs", "skips")

@@ -104,13 +104,6 @@ class Window:
     inner_variables: Sequence[Variable] = ()
     """The wrapped optimizer's, made equal with the weights: some keep weights among them."""
 
-    def __post_init__(self) -> None:
-        if self.options.overlap and any(v.constraint is not None for v in self.variables):
-            raise ValueError(
-                "`overlap` and constraints of variables do not go together: what a constraint "
-                "makes of a rank's own weights is no change that can be combined later."
-            )
-
     def begin_step(self) -> tf.Tensor:
         """To be called before each step of the wrapped optimizer.
 
@@ -268,6 +261,15 @@ _flights = itertools.count()
 def new_flight() -> int:
     """A number for each optimizer of this process, which no other process has to know."""
     return next(_flights)
+
+
+def check_variables(options: Options, variables: Sequence[Variable]) -> None:
+    """Raises ValueError where an option does not go with the variables."""
+    if options.overlap and any(variable.constraint is not None for variable in variables):
+        raise ValueError(
+            "`overlap` and constraints of variables do not go together: what a constraint makes of "
+            "a rank's own weights is no change that can be combined later."
+        )
 
 
 def check_strategy() -> None:

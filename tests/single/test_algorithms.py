@@ -143,7 +143,7 @@ def test_memory_and_messages_give_the_same_up_to_the_order_of_sums(monkeypatch):
         monkeypatch.setenv("TF_ADASUM_SHARED_MEMORY", shared)
         results.append(core.simulate(per_rank)[0])
     for a, b in zip(*results, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-12)
+        assert np.linalg.norm(a - b) <= 1e-13 * np.linalg.norm(a)
 
 
 def test_which_algorithm(monkeypatch):

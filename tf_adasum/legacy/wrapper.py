@@ -93,6 +93,7 @@ class Wrapper:
                     f"DistributedOptimizer for each set of them. Received later: {unknown}"
                 )
             return
+        window.check_variables(self._options, trained)
         with tf.init_scope():
             self._state = state = WindowState(trained, name)
             self._track_trackable(state, "window", overwrite=True)
