@@ -9,9 +9,9 @@ ranks of this machine. Contenders take turns in one process, one operation each 
 
 The time of an operation is that of its slowest rank; shown is the median over the rounds. Further
 jobs run MPI_Allreduce alone, with each of the algorithms that the MPI library lets one choose;
-"best mpi" is the fastest of all for that size, whatever the library would have picked. One more job
-for each number of ranks goes through TensorFlow: tf_adasum.grouped_allreduce beside Horovod's, where
-Horovod can be imported (--horovod-python names the interpreter of an environment that has it).
+"best mpi" is the fastest of all for that size, whatever the library would have picked. One more
+job for each number of ranks goes through TensorFlow: tf_adasum.grouped_allreduce beside Horovod's,
+where that can be imported (--horovod-python names the interpreter of an environment that has it).
 
 The paper: 16 nodes of 4 V100, 64 tensors on each GPU, NCCL's sum against AdasumRVH; the latencies
 are about equal, and a ring (linear) Adasum was slower.

@@ -3,8 +3,8 @@
 Under mpirun it reduces 64 float32 tensors eagerly, with tf_adasum.grouped_allreduce and, where
 horovod.tensorflow can be imported, with Horovod's grouped allreduce. Horovod runs only while its
 turn lasts, since its background thread takes time from the others even when it has nothing to do.
-Horovod's public grouped_allreduce raises UnboundLocalError for Adasum, so its op is called directly;
-with a number of ranks that is no power of two Horovod's Adasum ends the job, so it is left out.
+Horovod's public grouped_allreduce raises UnboundLocalError for Adasum, so its op is called
+directly; with a number of ranks that is no power of two its Adasum ends the job, so it is left out.
 Rank 0 prints the same lines of JSON as allreduce.cc.
 """
 
