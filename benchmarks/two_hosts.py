@@ -41,6 +41,7 @@ from fig4_allreduce_latency import best_mpi, default_mpi
 from latency import Points
 
 CONTENDERS = ["rvh", "hierarchical", "mpi"]
+LOCAL_STEPS = [0, 1, 16]
 TRAINING = Path(__file__).with_name("two_hosts_training.py")
 
 
@@ -62,7 +63,7 @@ PAPER = [Efficiency(1, 2.58 * 60, 68), Efficiency(16, 1.98 * 60, 84)]
 
 
 def efficiency(training: dict[str, Any], target: float) -> Efficiency:
-    """What a line of two_hosts_training.py says, with the median over epochs."""
+    """What came of a training, with the median over its epochs."""
     reached = (i for i, accuracy in enumerate(training["accuracy"], 1) if accuracy >= target)
     return Efficiency(
         training["local_steps"],
@@ -122,16 +123,23 @@ def measure_latencies(
 def measure_training(
     hosts: namespaces.Hosts, options: argparse.Namespace, progress: report.Progress
 ) -> list[dict[str, Any]]:
-    trainings = []
+    """For each training its number of ranks, local steps, and the figures of all epochs."""
+    trainings: dict[tuple[int, int], dict[str, Any]] = {}
+
+    def take(result: dict[str, Any]) -> None:
+        key = result["ranks"], result["local_steps"]
+        alike = {name: result[name] for name in ("ranks", "local_steps", "parameters", "steps")}
+        training = trainings.setdefault(key, {**alike, "epoch_seconds": [], "accuracy": []})
+        training["epoch_seconds"].append(result["seconds"])
+        training["accuracy"].append(result["accuracy"])
+        progress.advance(f"training, np={result['ranks']}")
+
     for ranks_per_host in options.ranks_per_host:
         command = [*hosts.mpirun_command(ranks_per_host), sys.executable, str(TRAINING)]
-        epochs = ["--epochs", str(options.epochs)]
-        trainings += jobs.run(
-            [*command, *epochs],
-            options.time_limit,
-            lambda result: progress.advance(f"training at {result['local_steps']} local steps"),
-        )
-    return trainings
+        given = ["--epochs", str(options.epochs), "--local-steps"]
+        steps = ",".join(map(str, LOCAL_STEPS))
+        jobs.run([*command, *given, steps], options.time_limit, take)
+    return list(trainings.values())
 
 
 def tables(points: Points, trainings: Sequence[dict[str, Any]], options: argparse.Namespace) -> str:
@@ -191,13 +199,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--contenders", type=lambda text: text.split(","), default=CONTENDERS)
     add("--sizes", type=report.integers, help="powers of two of the bytes (12,14,...,26)")
     add("--seconds", type=float, help="for each size, about (2; quick: 0.5)")
-    add("--epochs", type=int, help="of the training (30; quick: 5)")
+    add("--epochs", type=int, help="of the training (24; quick: 5)")
     add("--target", type=float, default=0.95, help="test accuracy (0.95)")
     add("--time-limit", type=float, default=600, help="of each job, in seconds (600)")
     options = parser.parse_args(argv)
     options.sizes = options.sizes or list(range(12, 25, 4) if options.quick else range(12, 27, 2))
     options.seconds = options.seconds or (0.5 if options.quick else 2)
-    options.epochs = options.epochs or (5 if options.quick else 30)
+    options.epochs = options.epochs or (5 if options.quick else 24)
     return options
 
 
@@ -206,7 +214,9 @@ def main() -> int:
     started = time.monotonic()
     jobs_of_ranks = len(options.sizes) * len(latency.mpi_variants(options.quick))
     latencies, training = options.only != "training", options.only != "latency"
-    steps = (jobs_of_ranks if latencies else 0) + (3 if training else 0)
+    steps = (jobs_of_ranks if latencies else 0) + (
+        len(LOCAL_STEPS) * options.epochs if training else 0
+    )
     progress = report.Progress(steps * len(options.ranks_per_host))
     points, trainings = Points(), []
     try:
