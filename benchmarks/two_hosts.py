@@ -214,9 +214,8 @@ def main() -> int:
     started = time.monotonic()
     jobs_of_ranks = len(options.sizes) * len(latency.mpi_variants(options.quick))
     latencies, training = options.only != "training", options.only != "latency"
-    steps = (jobs_of_ranks if latencies else 0) + (
-        len(LOCAL_STEPS) * options.epochs if training else 0
-    )
+    steps = jobs_of_ranks if latencies else 0
+    steps += len(LOCAL_STEPS) * options.epochs if training else 0
     progress = report.Progress(steps * len(options.ranks_per_host))
     points, trainings = Points(), []
     try:
