@@ -32,7 +32,7 @@ struct Options {
   double seconds = 2;  // for each size, about
   int64_t least_rounds = 5;
   int64_t most_rounds = 5000;
-  int64_t fusion_threshold = 0;
+  int64_t fusion_threshold = -1;  // the default
 };
 
 [[noreturn]] void Fail(const std::string& message) {

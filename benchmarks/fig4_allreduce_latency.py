@@ -41,7 +41,7 @@ from latency import Point, Points
 
 from tf_adasum import launch
 
-IN_CORE = [*latency.ALGORITHMS, "mpi", "memcpy"]
+BESIDE = ["mpi", "memcpy"]
 IN_TENSORFLOW = ["tf adasum", "tf sum", "horovod adasum", "horovod sum", "horovod average"]
 TENSORFLOW_WORKER = Path(__file__).with_name("fig4_tensorflow.py")
 
@@ -64,7 +64,7 @@ def plan(options: argparse.Namespace, worker: Path) -> list[Job]:
         mpirun = launch.mpirun_command(ranks)
         given = ["--bytes", sizes, "--seconds"]
         in_core = [*mpirun, str(worker), *given, str(options.seconds), "--contenders"]
-        chosen = [name for name in IN_CORE if name in {*options.algorithms, "mpi", "memcpy"}]
+        chosen = [*options.algorithms, *BESIDE]
         planned.append(Job(f"np={ranks}", [*in_core, ",".join(chosen)], {}))
         if options.tensorflow:
             program = [str(options.horovod_python), str(TENSORFLOW_WORKER)]
@@ -105,7 +105,7 @@ def tables(points: Points, algorithms: Sequence[str]) -> str:
     texts = []
     for ranks in points.ranks:
         of_ranks = points.of(ranks)
-        texts.append(f"np={ranks}\n{latency.time_table(of_ranks, IN_CORE)}")
+        texts.append(f"np={ranks}\n{latency.time_table(of_ranks, [*algorithms, *BESIDE])}")
         if any(name in point.seconds for point in of_ranks for name in IN_TENSORFLOW):
             bare = [dataclasses.replace(p, seconds=_only(p.seconds)) for p in of_ranks]
             texts.append(f"np={ranks}, TensorFlow\n{latency.time_table(bare, IN_TENSORFLOW)}")

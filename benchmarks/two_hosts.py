@@ -144,7 +144,8 @@ def measure_training(
 
 def tables(points: Points, trainings: Sequence[dict[str, Any]], options: argparse.Namespace) -> str:
     texts = [
-        f"np={ranks}\n{latency.time_table(points.of(ranks), CONTENDERS)}" for ranks in points.ranks
+        f"np={ranks}\n{latency.time_table(points.of(ranks), options.contenders)}"
+        for ranks in points.ranks
     ]
     for ours in options.contenders if points.ranks else []:
         if ours != "mpi":
