@@ -52,8 +52,8 @@ int Rank() {
   return rank;
 }
 
-// 64 tensors side by side with a gap between, so that they are no contiguous buffer to anyone who
-// takes them as tensors. Who wants one takes the first bytes of the same memory.
+// Tensors side by side with a gap between, so that they are no contiguous buffer to those who take
+// them as tensors. Who wants one takes the first bytes of the same memory.
 class Memory {
  public:
   Memory(int64_t bytes, int64_t tensors) : bytes_(bytes), each_(bytes / tensors) {
@@ -83,6 +83,13 @@ class Memory {
                   MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
   }
 
+  // Zeros, since a sum that is summed again and again would overflow.
+  void MpiInPlace() {
+    in_place_.resize(bytes_ / sizeof(float));
+    MPI_Allreduce(MPI_IN_PLACE, in_place_.data(), static_cast<int>(in_place_.size()), MPI_FLOAT,
+                  MPI_SUM, MPI_COMM_WORLD);
+  }
+
   void Memcpy() { std::memcpy(output_.data(), input_.data(), bytes_); }
 
   // Fails unless the tensors of the last result are the same, and not all zero, on all ranks.
@@ -106,7 +113,7 @@ class Memory {
   const int64_t bytes_;
   const int64_t each_;
   int64_t dims_ = 0;
-  std::vector<float> input_, output_;
+  std::vector<float> input_, output_, in_place_;
   std::vector<AdasumTensor> inputs_;
   std::vector<void*> outputs_;
 };
@@ -114,7 +121,7 @@ class Memory {
 struct Contender {
   std::string name;
   std::function<void(Memory&)> run;
-  bool is_reduction;
+  bool has_result;  // in the tensors, to be checked
 };
 
 std::vector<Contender> Contenders(const Options& options) {
@@ -129,6 +136,7 @@ std::vector<Contender> Contenders(const Options& options) {
       ours("hierarchical_sum", ADASUM_OP_ADASUM, ADASUM_HIERARCHICAL_SUM),
       ours("sum", ADASUM_OP_SUM, ADASUM_RVH),
       {"mpi", [](Memory& m) { m.Mpi(); }, true},
+      {"mpi_in_place", [](Memory& m) { m.MpiInPlace(); }, false},
       {"memcpy", [](Memory& m) { m.Memcpy(); }, false},
   };
   std::vector<Contender> chosen;
@@ -153,16 +161,21 @@ void Round(const std::vector<Contender>& contenders, const std::vector<int>& ord
   }
 }
 
+// Seconds of a round, on rank 0, told to all ranks.
+double SecondsOf(const std::function<void()>& round) {
+  double seconds = MPI_Wtime();
+  round();
+  seconds = MPI_Wtime() - seconds;
+  MPI_Bcast(&seconds, 1, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+  return seconds;
+}
+
 // How many rounds fill the time that there is; the same number on all ranks.
 int64_t Rounds(const Options& options, const std::function<void()>& round) {
-  constexpr int kTried = 2;
-  const double begin = MPI_Wtime();
-  for (int i = 0; i < kTried; ++i) round();
-  const double each = (MPI_Wtime() - begin) / kTried;
-  int64_t rounds = static_cast<int64_t>(options.seconds / each);
-  rounds = std::clamp(rounds, options.least_rounds, options.most_rounds);
-  MPI_Bcast(&rounds, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);
-  return rounds;
+  double each = SecondsOf(round);
+  if (each < options.seconds / 10) each = SecondsOf(round);  // now with warm caches
+  return std::clamp(static_cast<int64_t>(options.seconds / each), options.least_rounds,
+                    options.most_rounds);
 }
 
 double Quantile(std::vector<double> sorted, double q) {
@@ -190,7 +203,7 @@ void Measure(const Options& options, const std::vector<Contender>& contenders, i
   for (const Contender& each : contenders) {
     memory.ClearOutput();
     each.run(memory);
-    if (each.is_reduction) memory.CheckResult(each.name);
+    if (each.has_result) memory.CheckResult(each.name);
   }
   std::mt19937 random(bytes);  // the same on all ranks
   std::vector<int> order(contenders.size());

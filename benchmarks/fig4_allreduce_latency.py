@@ -5,6 +5,8 @@ ranks of this machine. Contenders take turns in one process, one operation each 
 
     rvh, ring, hierarchical   Adasum of 64 tensors that lie apart in memory
     mpi                       MPI_Allreduce(SUM) of one contiguous buffer of as many bytes
+    mpi_in_place              the same in place, which saves a copy, as Horovod has it from its
+                              fusion buffer; it loses the ranks' own values
     memcpy                    a copy of as many bytes within each rank
 
 The time of an operation is that of its slowest rank; shown is the median over the rounds. Further
@@ -18,7 +20,7 @@ are about equal, and a ring (linear) Adasum was slower.
 
 More ranks than cores take turns on them, and the ranks of one machine share its memory's bandwidth.
 
-Takes 10 to 15 minutes on 2 cores, with --quick 1 to 2. Run `make build` before.
+Takes 15 to 20 minutes on 2 cores, with --quick 1 to 2. Run `make build` before.
 
     python benchmarks/fig4_allreduce_latency.py
     python benchmarks/fig4_allreduce_latency.py --np 2,4 --sizes 12,16,20 --seconds 1
@@ -41,7 +43,7 @@ from latency import Point, Points
 
 from tf_adasum import launch
 
-BESIDE = ["mpi", "memcpy"]
+BESIDE = ["mpi", "mpi_in_place", "memcpy"]
 IN_TENSORFLOW = ["tf adasum", "tf sum", "horovod adasum", "horovod sum", "horovod average"]
 TENSORFLOW_WORKER = Path(__file__).with_name("fig4_tensorflow.py")
 
@@ -134,6 +136,7 @@ def plot(points: Points, path: Path) -> None:
     styles = {
         "memcpy": ("#999999", ":", "memory copy"),
         "mpi": ("#000000", "-", "MPI sum"),
+        "mpi_in_place": ("#666666", "-.", "MPI sum in place"),
         "best mpi": ("#000000", "--", "MPI sum, its best algorithm"),
         "rvh": ("#D55E00", "-", "Adasum RVH"),
         "ring": ("#CC79A7", "-", "Adasum ring"),

@@ -328,7 +328,7 @@ def test_figure_4_from_end_to_end(tmp_path):
     figures = json.loads((tmp_path / "fig4_allreduce_latency.json").read_text())
     assert [(p["ranks"], p["bytes"]) for p in figures["points"]] == [(2, 4096), (2, 65536)]
     for point in figures["points"]:
-        assert {*latency.ALGORITHMS, "mpi", "mpi ring", "memcpy"} <= set(point["seconds"])
+        assert {*latency.ALGORITHMS, *fig4.BESIDE, "mpi ring"} <= set(point["seconds"])
         assert all(seconds > 0 for seconds in point["seconds"].values())
     assert "rvh / best mpi" in ended.output
     assert (tmp_path / "fig4_allreduce_latency.png").stat().st_size > 10_000
