@@ -50,14 +50,17 @@ class Points:
     def __init__(self, points: Iterable[Point] = ()):
         self._points = {(point.ranks, point.bytes): point for point in points}
 
-    def add(self, result: dict[str, Any], suffix: str = "") -> None:
-        """Merges a line of allreduce.cc. `suffix` is added to the contenders' names."""
+    def add(self, result: dict[str, Any], variant: str | None = None) -> None:
+        """Merges a line of allreduce.cc; of a job for one of `mpi_variants` MPI's time alone."""
         key = result["ranks"], result["bytes"]
         point = self._points.setdefault(key, Point(*key, {}, {}, {}))
         for contender, figures in result["seconds"].items():
-            point.seconds[contender + suffix] = figures["median"]
-            point.quartiles[contender + suffix] = figures["quartiles"]
-            point.rounds[contender + suffix] = result["rounds"]
+            if variant is not None and contender != "mpi":
+                continue
+            name = contender if variant is None else f"mpi {variant}"
+            point.seconds[name] = figures["median"]
+            point.quartiles[name] = figures["quartiles"]
+            point.rounds[name] = result["rounds"]
 
     def __iter__(self):
         return iter(sorted(self._points.values(), key=lambda point: (point.ranks, point.bytes)))

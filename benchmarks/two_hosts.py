@@ -102,20 +102,22 @@ def measure_latencies(
     sizes = ",".join(str(1 << power) for power in options.sizes)
     points = Points()
 
-    def take(result: dict[str, Any], suffix: str) -> None:
-        points.add(result, suffix)
-        progress.advance(f"np={result['ranks']}{suffix}, {report.size_name(result['bytes'])}")
+    def take(result: dict[str, Any], variant: str | None = None) -> None:
+        points.add(result, variant)
+        name = variant or "all"
+        progress.advance(f"np={result['ranks']} {name}, {report.size_name(result['bytes'])}")
 
     for ranks_per_host in options.ranks_per_host:
         start = [*hosts.mpirun_command(ranks_per_host), str(worker), "--bytes", sizes]
         together = ["--seconds", str(options.seconds), "--contenders", ",".join(options.contenders)]
-        jobs.run([*start, *together], options.time_limit, functools.partial(take, suffix=""))
-        alone = ["--seconds", str(options.seconds / 5), "--contenders", "mpi"]
+        jobs.run([*start, *together], options.time_limit, take)
+        in_turns = f"mpi,{options.contenders[0]}"
+        short = ["--seconds", str(options.seconds / 5), "--contenders", in_turns]
         for name, environ in latency.mpi_variants(options.quick).items():
             if name == "component sm":
                 continue  # it is for the ranks of one host
-            command = [*start, *alone, "--least-rounds", "3"]
-            on_result = functools.partial(take, suffix=f" {name}")
+            command = [*start, *short, "--least-rounds", "3"]
+            on_result = functools.partial(take, variant=name)
             jobs.run(command, options.time_limit, on_result, environ)
     return points
 

@@ -78,7 +78,7 @@ def points(*lines):
 
 def test_jobs_with_the_same_numbers_make_one_point():
     made = points(line(2, 4096, rvh=3.0, mpi=2.0))
-    made.add(line(2, 4096, mpi=1.5), " ring")
+    made.add(line(2, 4096, rvh=9.0, mpi=1.5), "ring")
     (point,) = made
     assert point.seconds == {"rvh": 3.0, "mpi": 2.0, "mpi ring": 1.5}
     assert point.best_mpi == "mpi ring"
