@@ -93,32 +93,39 @@ def _is_compiled_by_xla() -> bool:
 
 
 def allreduce(
-    tensor: tf.Tensor | tf.IndexedSlices, op: Op | str = Adasum, name: str | None = None
+    tensor: tf.Tensor | tf.IndexedSlices,
+    op: Op | str = Adasum,
+    name: str | None = None,
+    **options: Any,
 ) -> tf.Tensor:
     """`grouped_allreduce` of one tensor.
 
     `tf.IndexedSlices` stand for the dense tensor that is zero elsewhere, and the result is dense.
     """
-    return grouped_allreduce([tensor], op, name)[0]
+    return grouped_allreduce([tensor], op, name, **options)[0]
 
 
 def grouped_allreduce(
     tensors: Sequence[tf.Tensor | tf.IndexedSlices],
     op: Op | str = Adasum,
     name: str | None = None,
+    *,
+    algorithm: core.Algorithm | str | None = None,
+    fusion_threshold: int | None = None,
 ) -> list[tf.Tensor]:
-    """Reduces each tensor by itself over all ranks, all in one fused exchange (the paper's 4.4.3).
+    """Reduces each tensor by itself over all ranks, in fused exchanges (the paper's 4.4.3).
 
     Args:
         tensors: float16, bfloat16, float32 or float64, of any shape; the same on all ranks.
-        op: `Adasum` (the paper's equation 5 over Algorithm 1's tree), `Sum` or `Average`.
+        op: `Adasum` (the paper's equation 5), `Sum` or `Average`.
         name: shown in errors; must be equal on all ranks.
+        algorithm, fusion_threshold: as of `core.grouped_allreduce`.
 
     Returns:
         Tensors with the shapes and dtypes of `tensors`, bitwise equal on all ranks.
 
     Raises:
-        ValueError: if `op` is not one of the three.
+        ValueError: if `op`, `algorithm` or `fusion_threshold` is something else.
         TypeError: if a dtype is not one of the four.
         tf.errors.InvalidArgumentError: on every rank, if the ranks' calls differ.
     """
@@ -131,7 +138,14 @@ def grouped_allreduce(
                 f"tensors[{i}] of dtype {tensor.dtype.name}"
             )
     # Also without tensors, so that ranks that disagree about that get to know.
-    reduced = ops().adasum_allreduce(tensors, order(), op=Op(op).value, call_name=name or "")
+    reduced = ops().adasum_allreduce(
+        tensors,
+        order(),
+        op=Op(op).value,
+        algorithm=core.choose_algorithm(algorithm).value,
+        fusion_threshold=core.check_fusion_threshold(fusion_threshold),
+        call_name=name or "",
+    )
     return reduced if tensors else []
 
 

@@ -42,6 +42,63 @@ Adasum, Sum, Average = Op.ADASUM, Op.SUM, Op.AVERAGE
 _OP_CODES = {Op.ADASUM: 0, Op.SUM: 1, Op.AVERAGE: 2}
 
 
+class Algorithm(str, enum.Enum):
+    """In which order, and by what exchanges, the ranks' tensors become one."""
+
+    RVH = "rvh"
+    """The tree of the paper's Algorithm 1 over all ranks."""
+    RING = "ring"
+    """One rank after the other, `(((0, 1), 2), 3)` (the paper's section 4.2.3)."""
+    HIERARCHICAL = "hierarchical"
+    """The mean of each host's ranks, then the tree over the hosts."""
+    HIERARCHICAL_SUM = "hierarchical_sum"
+    """The sum of each host's ranks, then the tree over the hosts."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Algorithm:
+        names = ", ".join(repr(algorithm.value) for algorithm in cls)
+        raise ValueError(f"`algorithm` must be one of {names}. Received: algorithm={value!r}")
+
+
+_ALGORITHM_CODES = {algorithm: code for code, algorithm in enumerate(Algorithm)}
+
+
+def choose_algorithm(algorithm: Algorithm | str | None) -> Algorithm:
+    """The algorithm itself, or for None that of the environment: `TF_ADASUM_ALGORITHM`'s, or
+    "hierarchical" where `HOROVOD_HIERARCHICAL_ALLREDUCE` is on, or else "rvh".
+
+    Raises:
+        ValueError: if that is no algorithm.
+    """
+    if algorithm is not None:
+        return Algorithm(algorithm)
+    named = os.environ.get("TF_ADASUM_ALGORITHM")
+    if named:
+        return Algorithm(named)
+    by_horovod = os.environ.get("HOROVOD_HIERARCHICAL_ALLREDUCE", "0")
+    return Algorithm.RVH if by_horovod in ("", "0") else Algorithm.HIERARCHICAL
+
+
+def check_fusion_threshold(fusion_threshold: int | None) -> int:
+    """The number of bytes, or -1 for None: the environment's or the default.
+
+    Raises:
+        ValueError: if it is no number of bytes.
+    """
+    if fusion_threshold is None:
+        return -1
+    try:
+        threshold = operator.index(fusion_threshold)
+    except TypeError:
+        threshold = -1
+    if not 0 <= threshold < 2**63 or isinstance(fusion_threshold, bool):
+        raise ValueError(
+            "`fusion_threshold` must be None or a number of bytes. "
+            f"Received: fusion_threshold={fusion_threshold!r}"
+        )
+    return threshold
+
+
 class DisagreementError(ValueError):
     """The ranks pass different things to one collective; raised on every rank, naming them."""
 
@@ -134,34 +191,49 @@ def cross_size() -> int:
     return _topology().cross_size
 
 
-def allreduce(array: np.ndarray, op: Op | str = Adasum, name: str | None = None) -> np.ndarray:
+def allreduce(
+    array: np.ndarray, op: Op | str = Adasum, name: str | None = None, **options: Any
+) -> np.ndarray:
     """`grouped_allreduce` of one array."""
-    return grouped_allreduce([array], op, name)[0]
+    return grouped_allreduce([array], op, name, **options)[0]
 
 
 def grouped_allreduce(
-    arrays: Sequence[np.ndarray], op: Op | str = Adasum, name: str | None = None
+    arrays: Sequence[np.ndarray],
+    op: Op | str = Adasum,
+    name: str | None = None,
+    *,
+    algorithm: Algorithm | str | None = None,
+    fusion_threshold: int | None = None,
 ) -> list[np.ndarray]:
-    """Reduces each array by itself over all ranks, all in one fused exchange (the paper's 4.4.3).
+    """Reduces each array by itself over all ranks, in fused exchanges (the paper's 4.4.3).
 
     Args:
         arrays: float16, bfloat16 (of ml_dtypes), float32 or float64, of any shape.
         op: "adasum", "sum" or "average". Sums of products are accumulated in float64.
         name: shown in errors; must be equal on all ranks.
+        algorithm: "rvh" (the default), "ring", "hierarchical" (mean within a host) or
+            "hierarchical_sum"; see `Algorithm`. A sum or a mean is the same with all of them, up
+            to rounding.
+        fusion_threshold: bytes. Arrays are reduced in buckets of at most so many bytes, or of one
+            array; two buckets are in memory at a time. By default the environment's
+            `TF_ADASUM_FUSION_THRESHOLD` or `HOROVOD_FUSION_THRESHOLD`, or else 4 MiB.
 
     Returns:
         New arrays with the shapes and dtypes of `arrays`, bitwise equal on all ranks.
 
     Raises:
         DisagreementError: on every rank, if the ranks' calls differ.
-        ValueError: if `op` or a dtype is not one of those above.
+        ValueError: if `op`, `algorithm` or a dtype is not one of those above, or
+            `fusion_threshold` is no number of bytes.
     """
     init()
     inputs = _Tensors(arrays)
     results = inputs.empty_like()
+    options = _options(op, name, algorithm, fusion_threshold)
     _check(
         native.core_library().adasum_allreduce(
-            inputs.tensors, results.pointers, len(inputs), _OP_CODES[Op(op)], _encode(name)
+            inputs.tensors, results.pointers, len(inputs), ctypes.byref(options)
         )
     )
     return results.arrays
@@ -209,32 +281,64 @@ def barrier(name: str | None = None) -> None:
 
 
 def simulate(
-    per_rank: Sequence[Sequence[np.ndarray]], op: Op | str = Adasum
+    per_rank: Sequence[Sequence[np.ndarray]],
+    op: Op | str = Adasum,
+    algorithm: Algorithm | str | None = None,
+    *,
+    fusion_threshold: int | None = None,
+    hosts: Sequence[int] | None = None,
 ) -> list[list[np.ndarray]]:
     """`grouped_allreduce` with ranks that are threads of this process; needs no MPI launcher.
 
     Args:
         per_rank: for each rank its arrays, `[rank][tensor]`.
-        op: as in `grouped_allreduce`.
+        op, algorithm, fusion_threshold: as in `grouped_allreduce`.
+        hosts: for each rank the number of the host that it is to be on; by default all are on one.
 
     Returns:
         Each rank's result, `[rank][tensor]`, bit for bit what that many processes would get.
 
     Raises:
         DisagreementError: if the ranks' arrays differ in number, dtype or shape.
-        ValueError: if there is no rank, or `op` or a dtype is not known.
+        ValueError: if there is no rank, or `op`, `algorithm` or a dtype is not known, or `hosts`
+            is not one number a rank.
     """
     per_rank = [list(arrays) for arrays in per_rank]
+    if hosts is not None and len(hosts) != len(per_rank):
+        raise ValueError(
+            f"`hosts` must have one number for each of {len(per_rank)} ranks. Received: {hosts!r}"
+        )
     inputs = _Tensors([array for arrays in per_rank for array in arrays])
     results = inputs.empty_like()
     counts = (ctypes.c_int64 * len(per_rank))(*(len(arrays) for arrays in per_rank))
+    host_of = None if hosts is None else (ctypes.c_int32 * len(per_rank))(*hosts)
+    options = _options(op, None, algorithm, fusion_threshold)
     _check(
         native.core_library().adasum_simulate(
-            len(per_rank), inputs.tensors, results.pointers, counts, _OP_CODES[Op(op)]
+            len(per_rank),
+            host_of,
+            inputs.tensors,
+            results.pointers,
+            counts,
+            ctypes.byref(options),
         )
     )
     rest = iter(results.arrays)
     return [[next(rest) for _ in arrays] for arrays in per_rank]
+
+
+def _options(
+    op: Op | str,
+    name: str | None,
+    algorithm: Algorithm | str | None,
+    fusion_threshold: int | None,
+) -> native.ReduceOptions:
+    return native.ReduceOptions(
+        op=_OP_CODES[Op(op)],
+        algorithm=_ALGORITHM_CODES[choose_algorithm(algorithm)],
+        fusion_threshold=check_fusion_threshold(fusion_threshold),
+        name=_encode(name),
+    )
 
 
 class _Tensors:

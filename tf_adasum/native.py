@@ -36,6 +36,17 @@ class Tensor(ctypes.Structure):
     ]
 
 
+class ReduceOptions(ctypes.Structure):
+    """`AdasumReduceOptions` of ops/core/c_api.h."""
+
+    _fields_ = [
+        ("op", ctypes.c_int32),
+        ("algorithm", ctypes.c_int32),
+        ("fusion_threshold", ctypes.c_int64),
+        ("name", ctypes.c_char_p),
+    ]
+
+
 class Topology(ctypes.Structure):
     """`AdasumTopology` of ops/core/c_api.h."""
 
@@ -49,7 +60,9 @@ Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
 
 _TENSORS = ctypes.POINTER(Tensor)
 _POINTERS = ctypes.POINTER(ctypes.c_void_p)
+_OPTIONS = ctypes.POINTER(ReduceOptions)
 _INT = ctypes.POINTER(ctypes.c_int)
+_INT32S = ctypes.POINTER(ctypes.c_int32)
 _INT64S = ctypes.POINTER(ctypes.c_int64)
 _PROTOTYPES = {
     "adasum_init": (ctypes.c_int, [ctypes.c_void_p]),
@@ -63,17 +76,18 @@ _PROTOTYPES = {
     "adasum_mpi_built_for": (ctypes.c_char_p, []),
     "adasum_mpi_running": (ctypes.c_char_p, []),
     "adasum_simd": (ctypes.c_char_p, []),
-    "adasum_allreduce": (
-        ctypes.c_int,
-        [_TENSORS, _POINTERS, ctypes.c_int64, ctypes.c_int, ctypes.c_char_p],
-    ),
+    "adasum_shares_memory": (ctypes.c_int, []),
+    "adasum_allreduce": (ctypes.c_int, [_TENSORS, _POINTERS, ctypes.c_int64, _OPTIONS]),
     "adasum_broadcast": (
         ctypes.c_int,
         [_TENSORS, _POINTERS, ctypes.c_int64, ctypes.c_int, ctypes.c_char_p, _INT],
     ),
     "adasum_allgather": (ctypes.c_int, [_TENSORS, Allocate, ctypes.c_void_p, ctypes.c_char_p]),
     "adasum_barrier": (ctypes.c_int, [ctypes.c_char_p]),
-    "adasum_simulate": (ctypes.c_int, [ctypes.c_int, _TENSORS, _POINTERS, _INT64S, ctypes.c_int]),
+    "adasum_simulate": (
+        ctypes.c_int,
+        [ctypes.c_int, _INT32S, _TENSORS, _POINTERS, _INT64S, _OPTIONS],
+    ),
 }
 
 

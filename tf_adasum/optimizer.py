@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tf_adasum import collectives, core, window
-from tf_adasum.core import Adasum, Average, Op
+from tf_adasum.core import Adasum, Algorithm, Average, Op
 
 
 @keras.saving.register_keras_serializable(package="tf_adasum")
@@ -37,11 +37,24 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         inner_optimizer: a `keras.optimizers.Optimizer`, or what `keras.optimizers.get` takes.
         local_steps: positive int, steps of the wrapped optimizer between two syncs.
         op: `Adasum`; `Average`, which is local SGD; or `Sum`.
+        algorithm: "rvh", the paper's Algorithm 1 over all ranks; "ring", one rank after the other;
+            "hierarchical", the mean of each host's ranks, then Adasum over the hosts; or
+            "hierarchical_sum", likewise with their sum. By default what the environment's
+            `TF_ADASUM_ALGORITHM` names, "hierarchical" where `HOROVOD_HIERARCHICAL_ALLREDUCE` is
+            on, or else "rvh".
+        fusion_threshold: bytes. Weights are reduced in buckets of at most so many bytes, or of one
+            weight; two buckets are in memory at a time. By default the environment's
+            `TF_ADASUM_FUSION_THRESHOLD` or `HOROVOD_FUSION_THRESHOLD`, or else 4 MiB.
         nonfinite: what becomes of a rank's delta that holds NaN or infinity: "skip" counts it as
             zero, with a warning, and the rank goes on from the others' weights; the third time in
             a row it is an error on all ranks. "raise" makes it one the first time.
         average_inner_state: whether what the wrapped optimizer keeps for each weight (momentum,
             ...) is averaged over the ranks at each sync.
+        overlap: whether a sync runs beside the next window's local steps, on a thread of its own.
+            Its result is applied when that window ends, so it comes one window late: the rank goes
+            on from its own weights, and its own change is then replaced by the combined one. When
+            `fit` ends, or at `sync()`, nothing is left under way. Takes memory for two more copies
+            of the trainable weights. Not with constraints, nor with `average_inner_state`.
         name: the optimizer's name.
 
     Example:
@@ -53,8 +66,8 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
     ```
 
     Raises:
-        ValueError: if `local_steps` or `op` is something else, the optimizer is wrapped already, or
-            it is used under another `tf.distribute` strategy than OneDeviceStrategy.
+        ValueError: if an option is something else, the optimizer is wrapped already, or it is used
+            under another `tf.distribute` strategy than OneDeviceStrategy.
         RuntimeError: if Keras does not run on TensorFlow.
     """
 
@@ -64,8 +77,11 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         local_steps: int = 1,
         *,
         op: Op | str = Adasum,
+        algorithm: Algorithm | str | None = None,
+        fusion_threshold: int | None = None,
         nonfinite: str = "skip",
         average_inner_state: bool = False,
+        overlap: bool = False,
         name: str | None = None,
     ):
         if keras.backend.backend() != "tensorflow":
@@ -73,7 +89,15 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
                 "AdasumOptimizer needs Keras on TensorFlow. "
                 f"Received: KERAS_BACKEND={keras.backend.backend()}"
             )
-        window.check_options(local_steps, nonfinite)
+        options = window.Options(
+            local_steps=local_steps,
+            op=op,
+            algorithm=algorithm,
+            fusion_threshold=fusion_threshold,
+            nonfinite=nonfinite,
+            average_inner_state=average_inner_state,
+            overlap=overlap,
+        )
         window.check_strategy()
         inner_optimizer = keras.optimizers.get(inner_optimizer)
         if inner_optimizer is None:
@@ -82,10 +106,8 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             raise ValueError(f"`inner_optimizer` is wrapped already. Received: {inner_optimizer!r}")
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = inner_optimizer
-        self.local_steps = int(local_steps)
-        self.op = Op(op)
-        self.nonfinite = nonfinite
-        self.average_inner_state = average_inner_state
+        self._options = options
+        self._flight = window.new_flight()
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the state: counters, and one `start` variable for each trainable variable.
@@ -107,6 +129,16 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         super().build(variables)
 
     @property
+    def local_steps(self) -> int:
+        """Steps in a window."""
+        return self._options.local_steps
+
+    @property
+    def op(self) -> Op:
+        """How the ranks' deltas become one."""
+        return self._options.op
+
+    @property
     def local_step(self) -> keras.Variable:
         """Steps since the last sync."""
         return self._counters["local_step"]
@@ -121,11 +153,10 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         return window.Window(
             variables=self._trainable_variables,
             starts=self._starts,
-            states=self._averaged_state() if self.average_inner_state else [],
+            states=self._averaged_state() if self._options.average_inner_state else [],
             orthogonality=self.orthogonality,
-            local_steps=self.local_steps,
-            op=self.op,
-            nonfinite=self.nonfinite,
+            options=self._options,
+            flight=self._flight,
             name=self._name_on_all_ranks,
             inner_variables=self.inner_optimizer.variables,
             **self._counters,
@@ -276,10 +307,7 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
     def get_config(self) -> dict[str, Any]:
         return {
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
-            "local_steps": self.local_steps,
-            "op": self.op.value,
-            "nonfinite": self.nonfinite,
-            "average_inner_state": self.average_inner_state,
+            **self._options.config(),
             "name": self.name,
         }
 

@@ -85,6 +85,26 @@ def ring(vectors: Sequence[np.ndarray], pair: Pair = adasum) -> np.ndarray:
     return first
 
 
+def hierarchical(
+    vectors: Sequence[np.ndarray], hosts: Sequence[int], in_host: str = "average"
+) -> np.ndarray:
+    """The mean, or the sum, of each host's vectors, then the tree over the hosts.
+
+    Args:
+        vectors: one array a rank, in rank order, all of one shape.
+        hosts: for each rank the number of its host. Hosts are in the order of their first ranks.
+        in_host: "average" or "sum".
+
+    Raises:
+        ValueError: if there is no vector, or not one host for each.
+    """
+    of_host: dict[int, list[np.ndarray]] = {}
+    for host, vector in zip(hosts, _at_least_one(vectors), strict=True):
+        of_host.setdefault(host, []).append(vector)
+    reduce = {"average": np.mean, "sum": np.sum}[in_host]
+    return tree([reduce(of, axis=0) for of in of_host.values()])
+
+
 def _at_least_one(vectors: Sequence[np.ndarray]) -> list[np.ndarray]:
     if len(vectors) == 0:
         raise ValueError("`vectors` must hold at least one rank's vector. Received: none")

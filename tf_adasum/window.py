@@ -16,11 +16,60 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_adasum import collectives
-from tf_adasum.core import Op
+from tf_adasum import collectives, core
+from tf_adasum.core import Algorithm, Op
 
 Variable = Any
 """A `tf.Variable` or a `keras.Variable`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a user chooses for an optimizer; `AdasumOptimizer` says what each means.
+
+    Raises:
+        ValueError: if one of them is something else.
+    """
+
+    local_steps: int = 1
+    op: Op | str = Op.ADASUM
+    algorithm: Algorithm | str | None = None
+    fusion_threshold: int | None = None
+    nonfinite: str = "skip"
+    average_inner_state: bool = False
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        steps = self.local_steps
+        if not isinstance(steps, numbers.Integral) or isinstance(steps, bool) or steps < 1:
+            raise ValueError(
+                f"`local_steps` must be a positive integer. Received: local_steps={steps!r}"
+            )
+        object.__setattr__(self, "local_steps", int(steps))
+        object.__setattr__(self, "op", Op(self.op))
+        core.choose_algorithm(self.algorithm)
+        core.check_fusion_threshold(self.fusion_threshold)
+        if self.nonfinite not in ("skip", "raise"):
+            raise ValueError(
+                f"`nonfinite` must be 'skip' or 'raise'. Received: nonfinite={self.nonfinite!r}"
+            )
+        if self.overlap and self.average_inner_state:
+            raise ValueError(
+                "`overlap` and `average_inner_state` do not go together: while a sync is under "
+                "way, each rank's own state moves on."
+            )
+
+    def config(self) -> dict[str, Any]:
+        """For `get_config`: the arguments, as JSON has them."""
+        config = dataclasses.asdict(self)
+        # What the environment chose is not kept: another one may choose otherwise.
+        algorithm = None if self.algorithm is None else Algorithm(self.algorithm).value
+        return {**config, "op": self.op.value, "algorithm": algorithm}
+
+    @property
+    def agreed(self) -> str:
+        """What has to be equal on all ranks beyond what the core compares."""
+        return f"local_steps={self.local_steps}, nonfinite={self.nonfinite}, overlap={self.overlap}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,15 +96,20 @@ class Window:
     """int64 scalar: how many syncs in a row this rank's delta was not finite; 0 at first."""
     orthogonality: Variable
     """float32, one element a variable: of the last sync (the paper's section 3.6)."""
-    local_steps: int
-    """Steps in a window."""
-    op: Op
-    nonfinite: str
-    """"skip" or "raise"."""
+    options: Options
     name: str
     """Compared over the ranks and shown in errors, like the options and the variables' names."""
+    flight: int
+    """Of `new_flight`: tells apart the optimizers of this process whose syncs overlap."""
     inner_variables: Sequence[Variable] = ()
     """The wrapped optimizer's, made equal with the weights: some keep weights among them."""
+
+    def __post_init__(self) -> None:
+        if self.options.overlap and any(v.constraint is not None for v in self.variables):
+            raise ValueError(
+                "`overlap` and constraints of variables do not go together: what a constraint "
+                "makes of a rank's own weights is no change that can be combined later."
+            )
 
     def begin_step(self) -> tf.Tensor:
         """To be called before each step of the wrapped optimizer.
@@ -76,7 +130,7 @@ class Window:
                 only accumulated the gradient, or skipped it.
         """
         self.local_step.assign_add(steps)
-        is_last = tf.convert_to_tensor(self.local_step) >= self.local_steps
+        is_last = tf.convert_to_tensor(self.local_step) >= self.options.local_steps
         tf.cond(is_last, lambda: self._sync(flush=False), nothing)
 
     def flush(self) -> None:
@@ -109,7 +163,7 @@ class Window:
 
     @property
     def _call_name(self) -> str:
-        return f"{self.name}, local_steps={self.local_steps}, nonfinite={self.nonfinite}"
+        return f"{self.name}, {self.options.agreed}"
 
     def _open(self) -> None:
         """Keeps the start of a new window, unless this is in one already.
@@ -150,14 +204,23 @@ class Window:
             pending=tf.convert_to_tensor(self.local_step) > 0,
             skips_in_a_row=tf.convert_to_tensor(self.skips),
             order=collectives.order(),
-            op=self.op.value,
+            op=self.options.op.value,
+            algorithm=core.choose_algorithm(self.options.algorithm).value,
+            fusion_threshold=core.check_fusion_threshold(self.options.fusion_threshold),
             flush=flush,
-            nonfinite=self.nonfinite,
+            flight=self.flight if self.options.overlap else -1,
+            nonfinite=self.options.nonfinite,
             names=names(self.variables),
             call_name=self._call_name,
         )
-        # Also where nothing was to be done: the user may load other weights before the next step.
-        self.started.assign(1)
+        if flush or not self.options.overlap:
+            # Also where nothing was to be done: the user may load other weights before the next
+            # step.
+            self.started.assign(1)
+        else:
+            # The next window goes on from what the ranks have agreed on so far. Its steps are
+            # counted from here, whether or not an earlier change has come back.
+            self.local_step.assign(tf.zeros((), tf.int64))
         tf.cond(syncs > 0, lambda: self._note(syncs, skipped, orthogonality), nothing)
 
     def _note(self, syncs: tf.Tensor, skipped: tf.Tensor, orthogonality: tf.Tensor) -> None:
@@ -199,17 +262,12 @@ def _split_number(part: str) -> tuple[str, int]:
     return base, -1 if number is None else int(number)
 
 
-def check_options(local_steps: int, nonfinite: str) -> None:
-    """Raises ValueError unless a window can have these."""
-    is_integer = isinstance(local_steps, numbers.Integral) and not isinstance(local_steps, bool)
-    if not is_integer or local_steps < 1:
-        raise ValueError(
-            f"`local_steps` must be a positive integer. Received: local_steps={local_steps!r}"
-        )
-    if nonfinite not in ("skip", "raise"):
-        raise ValueError(
-            f"`nonfinite` must be 'skip' or 'raise'. Received: nonfinite={nonfinite!r}"
-        )
+_flights = itertools.count()
+
+
+def new_flight() -> int:
+    """A number for each optimizer of this process, which no other process has to know."""
+    return next(_flights)
 
 
 def check_strategy() -> None:

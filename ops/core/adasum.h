@@ -18,7 +18,6 @@ struct DotProducts {
   double ab = 0;
   double aa = 0;
   double bb = 0;
-  double inputs = 0;  // sum of the squared norms of what was combined into a and b before
 };
 
 // Combine computes (a * scale_a) * factor_a + (b * scale_b) * factor_b. The scales are powers of

@@ -1,7 +1,10 @@
-// The check is a dissemination: in round k a rank tells rank + 2^k what it knows and hears from
-// rank - 2^k, so after ceil(log2 size) rounds every rank has heard, directly or not, from every
-// other. What it knows is one hash and whether all hashes so far were equal to it; if two differ
-// anywhere, every rank's last answer is "not equal".
+// Where all ranks share memory, each writes what it has to say there and reads the others'.
+//
+// Otherwise the check is a dissemination: in round k a rank tells rank + 2^k what it knows and
+// hears from rank - 2^k, so after ceil(log2 size) rounds every rank has heard, directly or not,
+// from every other. What it knows is one hash and whether all hashes so far were equal to it; if
+// two differ anywhere, every rank's last answer is "not equal". What the ranks say goes with it:
+// those of the ranks that have been heard, this rank's first, then those of the ranks before it.
 
 #include "agreement.h"
 
@@ -16,23 +19,62 @@ namespace adasum {
 
 namespace {
 
-struct Verdict {
+struct alignas(64) Verdict {
   uint64_t hash;
   uint64_t equal;
   uint64_t flags;
 };
 
-Verdict Ask(Transport& transport, uint64_t hash, uint64_t flags) {
-  const int rank = transport.rank(), size = transport.size();
-  Verdict mine{hash, 1, flags};
-  for (int distance = 1; distance < size; distance *= 2) {
-    Verdict heard{};
-    transport.SendReceive(&mine, sizeof mine, (rank + distance) % size, &heard, sizeof heard,
-                          (rank - distance + size) % size);
-    mine.equal = mine.equal && heard.equal && heard.hash == hash;
-    mine.flags |= heard.flags;
+struct Answer {
+  bool equal;
+  Agreed agreed;
+};
+
+Answer AskInMemory(HostMemory& memory, const Verdict& own) {
+  memory.Tell(&own, sizeof own);
+  Answer answer{true, {}};
+  for (int member = 0; member < memory.members(); ++member) {
+    Verdict theirs;
+    std::memcpy(&theirs, memory.ToldBy(member), sizeof theirs);
+    answer.equal = answer.equal && theirs.hash == own.hash;
+    answer.agreed.flags |= theirs.flags;
   }
-  return mine;
+  return answer;
+}
+
+Answer AskByMessages(Transport& transport, SayingBuffers& buffers, Verdict own,
+                     const Saying& saying) {
+  const int rank = transport.rank(), size = transport.size();
+  constexpr int64_t kHeader = sizeof(Verdict);
+  // Whatever the others say, it fits.
+  constexpr int64_t kCapacity = kHeader + kMostGatheredBytes;
+  buffers.heard.resize(kCapacity);
+  buffers.coming.resize(kCapacity);
+  char *heard = buffers.heard.data(), *coming = buffers.coming.data();
+  if (saying.bytes > 0) saying.write(heard + kHeader);
+  const uint64_t hash = own.hash;
+  int known = 1;
+  for (int distance = 1; distance < size; distance *= 2) {
+    const int more = std::min(distance, size - distance);
+    std::memcpy(heard, &own, sizeof own);
+    const int64_t bytes = transport.SendReceiveUpTo(
+        heard, kHeader + (own.equal ? more * saying.bytes : 0), (rank + distance) % size, coming,
+        kCapacity, (rank - distance + size) % size);
+    Verdict theirs;
+    std::memcpy(&theirs, coming, sizeof theirs);
+    own.equal = own.equal && theirs.equal && theirs.hash == hash;
+    own.flags |= theirs.flags;
+    if (own.equal && bytes > kHeader) {
+      std::memcpy(heard + kHeader + known * saying.bytes, coming + kHeader,
+                  static_cast<size_t>(bytes - kHeader));
+    }
+    known += more;
+  }
+  Answer answer{own.equal != 0, {own.flags, {}}};
+  for (int r = 0; saying.bytes > 0 && r < size; ++r) {
+    answer.agreed.said.push_back(heard + kHeader + (rank - r + size) % size * saying.bytes);
+  }
+  return answer;
 }
 
 std::string Join(const std::vector<std::string>& lines) {
@@ -142,9 +184,13 @@ std::vector<std::string> GatherTexts(Transport& transport, const std::string& mi
   return texts;
 }
 
-uint64_t Agree(Transport& transport, const CallSignature& signature, uint64_t flags) {
-  const Verdict verdict = Ask(transport, signature.Hash(), flags);
-  if (verdict.equal) return verdict.flags;
+Agreed Agree(Transport& transport, SayingBuffers& buffers, const CallSignature& signature,
+             uint64_t flags, const Saying& saying) {
+  const Verdict own{signature.Hash(), 1, flags};
+  HostMemory* memory = transport.memory_of_all();
+  Answer answer = memory != nullptr ? AskInMemory(*memory, own)
+                                    : AskByMessages(transport, buffers, own, saying);
+  if (answer.equal) return std::move(answer.agreed);
   throw Error(ErrorKind::kDisagreement,
               Explain(GatherTexts(transport, Join(signature.Describe()))));
 }

@@ -4,8 +4,8 @@
 #define TF_ADASUM_OPS_CORE_AGREEMENT_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "transport.h"
@@ -36,11 +36,34 @@ class Hasher {
   uint64_t hash_ = 0xcbf29ce484222325u;
 };
 
+// What a call's ranks tell each other at its start.
+struct Agreed {
+  uint64_t flags = 0;  // a bit is set where any rank had it set
+  // What each rank said; nothing where nobody says anything. Until the next call.
+  std::vector<const char*> said;
+};
+
+// Something that all ranks say of the same length, by messages. See small.h.
+struct Saying {
+  int64_t bytes = 0;
+  std::function<void(char* to)> write = nullptr;
+};
+
+// The most that all ranks together can say. Measured over a network's latency: more takes longer
+// than the exchanges that it saves.
+constexpr int64_t kMostGatheredBytes = 64 << 10;
+
+// The memory of what is said, of one transport.
+struct SayingBuffers {
+  std::vector<char> heard;
+  std::vector<char> coming;
+};
+
 // Returns when every rank has come with an equal signature, so it is a barrier too. Throws
 // Error(kDisagreement) on every rank if the signatures are not all equal; the transport stays
-// usable. flags, which need not be equal, are combined over the ranks on the way: the result has a
-// bit where any rank had it.
-uint64_t Agree(Transport& transport, const CallSignature& signature, uint64_t flags = 0);
+// usable. flags need not be equal.
+Agreed Agree(Transport& transport, SayingBuffers& buffers, const CallSignature& signature,
+             uint64_t flags = 0, const Saying& saying = {});
 
 // Every rank's text, by rank.
 std::vector<std::string> GatherTexts(Transport& transport, const std::string& mine);

@@ -11,17 +11,21 @@
 
 #include "communicator.h"
 #include "error.h"
+#include "flights.h"
 #include "transport_mpi.h"
 #include "transport_threads.h"
 
 namespace {
 
+using adasum::Algorithm;
 using adasum::Communicator;
 using adasum::DType;
 using adasum::Error;
 using adasum::ErrorKind;
+using adasum::Flights;
 using adasum::MpiTransport;
 using adasum::Op;
+using adasum::ReduceOptions;
 using adasum::TensorSpec;
 
 thread_local std::string last_error;
@@ -29,6 +33,8 @@ thread_local std::string last_error;
 // The process's place among the ranks, between adasum_init and adasum_shutdown. The communicator
 // owns the transport.
 std::shared_ptr<Communicator> world;
+// Syncs beside training, from the first one on.
+std::shared_ptr<Flights> world_flights;
 std::mutex world_mutex;
 
 std::shared_ptr<Communicator> World() {
@@ -37,6 +43,20 @@ std::shared_ptr<Communicator> World() {
     throw Error(ErrorKind::kState, "tf_adasum is not initialized: call tf_adasum.init() first");
   }
   return world;
+}
+
+MpiTransport& MpiOf(Communicator& communicator);
+
+std::shared_ptr<Flights> WorldFlights() {
+  const std::shared_ptr<Communicator> communicator = World();
+  std::lock_guard<std::mutex> lock(world_mutex);
+  if (world_flights == nullptr) {
+    // Ranks that do something else instead get to know, before they are waited for in MPI.
+    communicator->Barrier("first sync beside training");
+    world_flights =
+        std::make_shared<Flights>(std::make_unique<Communicator>(MpiOf(*communicator).Duplicate()));
+  }
+  return world_flights;
 }
 
 MpiTransport& MpiOf(Communicator& communicator) {
@@ -66,6 +86,22 @@ Op ToOp(int op) {
                 "`op` must be 0 (Adasum), 1 (Sum) or 2 (Average). Received: " + std::to_string(op));
   }
   return static_cast<Op>(op);
+}
+
+ReduceOptions ToOptions(const AdasumReduceOptions& given) {
+  if (given.algorithm < ADASUM_RVH || given.algorithm > ADASUM_HIERARCHICAL_SUM) {
+    throw Error(ErrorKind::kInvalidArgument,
+                "`algorithm` must be 0 (rvh), 1 (ring), 2 (hierarchical) or 3 (hierarchical_sum). "
+                "Received: " +
+                    std::to_string(given.algorithm));
+  }
+  if (given.fusion_threshold < -1) {
+    throw Error(ErrorKind::kInvalidArgument,
+                "`fusion_threshold` must be a number of bytes, or -1 for the default. Received: " +
+                    std::to_string(given.fusion_threshold));
+  }
+  return {ToOp(given.op), static_cast<Algorithm>(given.algorithm),
+          given.fusion_threshold < 0 ? adasum::DefaultFusionThreshold() : given.fusion_threshold};
 }
 
 std::vector<TensorSpec> Specs(const AdasumTensor* tensors, int64_t count) {
@@ -101,13 +137,22 @@ int adasum_init(const void* comm) {
 int adasum_shutdown(void) {
   return Guard([&] {
     std::shared_ptr<Communicator> leaving;
+    std::shared_ptr<Flights> flights;
     {
       std::lock_guard<std::mutex> lock(world_mutex);
+      flights = std::move(world_flights);
+      world_flights = nullptr;
       leaving = std::move(world);
       world = nullptr;
     }
     if (leaving == nullptr) return;
-    leaving->Leave();
+    try {
+      leaving->Leave();
+    } catch (...) {
+      // Its end would wait for ranks that may not come.
+      static_cast<void>(new std::shared_ptr<Flights>(std::move(flights)));
+      throw;
+    }
   });
 }
 
@@ -147,12 +192,18 @@ const char* adasum_mpi_thread_level(void) {
   return text.c_str();
 }
 
+int adasum_shares_memory(void) {
+  std::lock_guard<std::mutex> lock(world_mutex);
+  return world == nullptr ? -1 : world->transport().shares_memory();
+}
+
 const char* adasum_simd(void) { return adasum::CpuSimd(); }
 
-int adasum_allreduce(const AdasumTensor* inputs, void* const* outputs, int64_t count, int op,
-                     const char* name) {
+int adasum_allreduce(const AdasumTensor* inputs, void* const* outputs, int64_t count,
+                     const AdasumReduceOptions* options) {
   return Guard([&] {
-    World()->Allreduce(Specs(inputs, count), Data(inputs, count).data(), outputs, ToOp(op), name);
+    World()->Allreduce(Specs(inputs, count), Data(inputs, count).data(), outputs,
+                       ToOptions(*options), options->name);
   });
 }
 
@@ -164,9 +215,11 @@ int adasum_sync(const AdasumSyncTensors* t, const AdasumSyncOptions* o, AdasumSy
     const adasum::SyncTensors tensors{
         Specs(t->values, t->count),       values.data(), t->starts,    t->new_values, t->new_starts,
         Specs(t->states, t->state_count), states.data(), t->new_states};
-    const adasum::SyncOptions options{ToOp(o->op), o->pending != 0, o->flush != 0,
+    const adasum::SyncOptions options{ToOptions(o->reduce), o->pending != 0, o->flush != 0,
                                       o->raise_nonfinite != 0, o->skips_in_a_row};
-    const adasum::SyncResult done = World()->Sync(tensors, options, o->name);
+    const adasum::SyncResult done =
+        o->flight < 0 ? World()->Sync(tensors, options, o->reduce.name)
+                      : WorldFlights()->Sync(o->flight, tensors, options, o->reduce.name);
     *result = {done.syncs, done.skipped, done.report.identical()};
     if (orthogonality == nullptr) return;
     const std::vector<double>& known = done.report.orthogonality;
@@ -198,14 +251,18 @@ int adasum_barrier(const char* name) {
   return Guard([&] { World()->Barrier(name); });
 }
 
-int adasum_simulate(int ranks, const AdasumTensor* inputs, void* const* outputs,
-                    const int64_t* counts, int op) {
+int adasum_simulate(int ranks, const int32_t* host_of, const AdasumTensor* inputs,
+                    void* const* outputs, const int64_t* counts,
+                    const AdasumReduceOptions* options) {
   return Guard([&] {
     if (ranks < 1) {
       throw Error(ErrorKind::kInvalidArgument,
                   "a simulation needs at least one rank. Received: " + std::to_string(ranks));
     }
-    adasum::ThreadWorld threads_world(ranks);
+    std::vector<int> hosts(ranks, 0);
+    if (host_of != nullptr) std::copy_n(host_of, ranks, hosts.begin());
+    const ReduceOptions reduce = ToOptions(*options);
+    adasum::ThreadWorld threads_world(hosts, adasum::SharedMemoryIsWanted());
     std::mutex error_mutex;
     std::exception_ptr first_error;
     const auto fail = [&](bool abort) {
@@ -224,7 +281,7 @@ int adasum_simulate(int ranks, const AdasumTensor* inputs, void* const* outputs,
           Communicator communicator(threads_world.Join(rank));
           const AdasumTensor* own = inputs + first_tensor;
           communicator.Allreduce(Specs(own, count), Data(own, count).data(), outputs + first_tensor,
-                                 ToOp(op), "");
+                                 reduce, options->name);
         } catch (const Error& error) {
           // A disagreement comes to every rank by itself, after messages that an abort would cut
           // off.

@@ -34,6 +34,24 @@ typedef enum {
 
 typedef enum { ADASUM_OP_ADASUM = 0, ADASUM_OP_SUM = 1, ADASUM_OP_AVERAGE = 2 } AdasumOp;
 
+typedef enum {
+  ADASUM_RVH = 0,             /* the tree of the paper's Algorithm 1 over all ranks */
+  ADASUM_RING = 1,            /* one rank after the other, the paper's section 4.2.3 */
+  ADASUM_HIERARCHICAL = 2,    /* the mean of each host's ranks, then the tree over the hosts */
+  ADASUM_HIERARCHICAL_SUM = 3 /* the sum of each host's ranks, then the tree over the hosts */
+} AdasumAlgorithm;
+
+/* How tensors are reduced. Everything must be equal on all ranks. */
+typedef struct {
+  int32_t op;        /* AdasumOp */
+  int32_t algorithm; /* AdasumAlgorithm */
+  /* Tensors are reduced in buckets of at most so many bytes, or of one tensor; two are in work at a
+   * time. -1: TF_ADASUM_FUSION_THRESHOLD or HOROVOD_FUSION_THRESHOLD in the environment, or else a
+   * size that was measured to be good. */
+  int64_t fusion_threshold;
+  const char* name; /* shown in errors; may be empty */
+} AdasumReduceOptions;
+
 /* A dense tensor in host memory, row-major. */
 typedef struct {
   const void* data;
@@ -75,11 +93,14 @@ ADASUM_EXPORT const char* adasum_mpi_thread_level(void);
 /* The instruction set of the kernels: "avx512", "avx2" or "plain". TF_ADASUM_SIMD in the
  * environment may name a lower one than the best. */
 ADASUM_EXPORT const char* adasum_simd(void);
+/* Whether the ranks of a host read each other's memory, rather than to send each other messages: 0
+ * or 1; -1 before adasum_init. TF_ADASUM_SHARED_MEMORY=0 in the environment makes them send. */
+ADASUM_EXPORT int adasum_shares_memory(void);
 
 /* Reduces each tensor over the ranks, each by itself. outputs[i] has the size of inputs[i] and may
- * be the same memory. name, which may be empty, must be equal on all ranks. */
+ * be the same memory. */
 ADASUM_EXPORT int adasum_allreduce(const AdasumTensor* inputs, void* const* outputs, int64_t count,
-                                   int op, const char* name);
+                                   const AdasumReduceOptions* options);
 
 /* What a sync reads and writes: new_* may be the memory that was read. */
 typedef struct {
@@ -87,14 +108,14 @@ typedef struct {
   const AdasumTensor* values; /* what the rank has trained */
   const void* const* starts;  /* what all ranks held at the last sync; equal on all ranks */
   void* const* new_values;
-  void* const* new_starts;    /* may be null unless flush */
+  void* const* new_starts;    /* may be null unless flush, or with a flight */
   int64_t state_count;        /* of the following two */
   const AdasumTensor* states; /* averaged over the ranks */
   void* const* new_states;
 } AdasumSyncTensors;
 
 typedef struct {
-  int32_t op;
+  AdasumReduceOptions reduce;
   /* Whether this rank took steps. If not, it has a change to bring only if that is not zero. */
   int32_t pending;
   /* Whether to go on, with changes of zero, until every rank flushes: for a rank that has come to
@@ -105,7 +126,12 @@ typedef struct {
    * more. */
   int32_t raise_nonfinite;
   int64_t skips_in_a_row;
-  const char* name;
+  /* -1, or any number that tells apart what this process syncs beside training, and that need not
+   * be equal on all ranks: then the call hands over the change, and returns. The next call with
+   * that number waits until it is reduced and brings the result: new_starts is start + result, and
+   * new_values is value + (result - the change that was handed over). With flush, nothing is left
+   * under way. No states, and new_starts is not null. */
+  int64_t flight;
 } AdasumSyncOptions;
 
 typedef struct {
@@ -115,8 +141,8 @@ typedef struct {
 } AdasumSyncResult;
 
 /* Brings ranks that trained on their own together: value - start is reduced, and start + result is
- * written to new_values and new_starts. Nothing is written where an error is returned by the first
- * reduction. orthogonality, which may be null, is set for each of count tensors to
+ * written to new_values and new_starts; not where ADASUM_INVALID_ARGUMENT or ADASUM_DISAGREEMENT is
+ * returned. orthogonality, which may be null, is set for each of count tensors to
  * |Adasum(g1, ..., gn)|^2 / sum |gi|^2 (the paper's section 3.6), NaN where that is not known. */
 ADASUM_EXPORT int adasum_sync(const AdasumSyncTensors* tensors, const AdasumSyncOptions* options,
                               AdasumSyncResult* result, double* orthogonality);
@@ -136,9 +162,11 @@ ADASUM_EXPORT int adasum_allgather(const AdasumTensor* input, AdasumAllocate all
 ADASUM_EXPORT int adasum_barrier(const char* name);
 
 /* adasum_allreduce with ranks that are threads of this process. The ranks' tensors follow one
- * another in inputs and outputs, counts[r] of them for rank r. Needs no adasum_init. */
-ADASUM_EXPORT int adasum_simulate(int ranks, const AdasumTensor* inputs, void* const* outputs,
-                                  const int64_t* counts, int op);
+ * another in inputs and outputs, counts[r] of them for rank r. host_of[r] is rank r's pretended
+ * host; null for one host. Needs no adasum_init. */
+ADASUM_EXPORT int adasum_simulate(int ranks, const int32_t* host_of, const AdasumTensor* inputs,
+                                  void* const* outputs, const int64_t* counts,
+                                  const AdasumReduceOptions* options);
 
 #ifdef __cplusplus
 }

@@ -36,10 +36,26 @@ const char* NameOf(Op op) {
   return "";
 }
 
+const char* NameOf(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kRvh:
+      return "rvh";
+    case Algorithm::kRing:
+      return "ring";
+    case Algorithm::kHierarchical:
+      return "hierarchical";
+    case Algorithm::kHierarchicalSum:
+      return "hierarchical_sum";
+  }
+  return "";
+}
+
 }  // namespace
 
-Call& Call::With(Op op) {
-  op_ = static_cast<int>(op);
+Call& Call::With(const ReduceOptions& options) {
+  op_ = static_cast<int>(options.op);
+  algorithm_ = static_cast<int>(options.algorithm);
+  fusion_threshold_ = options.fusion_threshold;
   return *this;
 }
 
@@ -58,10 +74,8 @@ Call& Call::WithStates(const std::vector<TensorSpec>& states) {
   return *this;
 }
 
-Call& Call::WithStarts(const void* const* starts) {
-  Hasher hasher;
-  for (size_t t = 0; t < tensors_->size(); ++t) hasher.Add(starts[t], (*tensors_)[t].bytes());
-  starts_ = hasher.hash();
+Call& Call::WithStarts(uint64_t checksum) {
+  starts_ = checksum;
   return *this;
 }
 
@@ -75,6 +89,8 @@ uint64_t Call::Hash() const {
   hasher.Add(static_cast<uint64_t>(kind_));
   hasher.Add(name_);
   hasher.Add(static_cast<uint64_t>(op_));
+  hasher.Add(static_cast<uint64_t>(algorithm_));
+  hasher.Add(static_cast<uint64_t>(fusion_threshold_));
   hasher.Add(static_cast<uint64_t>(root_));
   hasher.Add(starts_);
   if (tensors_ != nullptr) AddTo(hasher, *tensors_);
@@ -98,6 +114,10 @@ void Call::AddTo(Hasher& hasher, const std::vector<TensorSpec>& tensors) const {
 std::vector<std::string> Call::Describe() const {
   std::vector<std::string> facts{std::string("call: ") + NameOf(kind_), "name: '" + name_ + "'"};
   facts.push_back(op_ < 0 ? "no op" : std::string("op: ") + NameOf(static_cast<Op>(op_)));
+  if (algorithm_ >= 0) {
+    facts.push_back(std::string("algorithm: ") + NameOf(static_cast<Algorithm>(algorithm_)));
+    facts.push_back("fusion threshold: " + std::to_string(fusion_threshold_) + " bytes");
+  }
   facts.push_back(root_ < 0 ? "no root rank" : "root rank: " + std::to_string(root_));
   if (tensors_ == nullptr) return facts;
   if (starts_ != 0) {

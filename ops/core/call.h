@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "agreement.h"
+#include "allreduce.h"
 #include "fusion.h"
-#include "rvh.h"
 
 namespace adasum {
 
@@ -18,13 +18,13 @@ class Call : public CallSignature {
  public:
   Call(CallKind kind, const std::string& name) : kind_(kind), name_(name) {}
 
-  Call& With(Op op);
+  Call& With(const ReduceOptions& options);
   Call& With(const std::vector<TensorSpec>& tensors);
   Call& WithRoot(int root);
   // Tensors that are averaged beside the others.
   Call& WithStates(const std::vector<TensorSpec>& states);
-  // The memory of the tensors, whose contents have to be equal too.
-  Call& WithStarts(const void* const* starts);
+  // A checksum of what has to be equal beside the tensors' shapes.
+  Call& WithStarts(uint64_t checksum);
   Call& IgnoringFirstDimension();
 
   uint64_t Hash() const override;
@@ -37,6 +37,8 @@ class Call : public CallSignature {
   const CallKind kind_;
   const std::string& name_;
   int op_ = -1;
+  int algorithm_ = -1;
+  int64_t fusion_threshold_ = -1;
   int root_ = -1;
   uint64_t starts_ = 0;
   const std::vector<TensorSpec>* tensors_ = nullptr;

@@ -6,6 +6,7 @@
 #include "agreement.h"
 #include "call.h"
 #include "error.h"
+#include "small.h"
 
 namespace adasum {
 
@@ -16,35 +17,49 @@ const std::string kNoName;
 }  // namespace
 
 void Communicator::Allreduce(const std::vector<TensorSpec>& tensors, const void* const* inputs,
-                             void* const* outputs, Op op, const std::string& name) {
+                             void* const* outputs, const ReduceOptions& options,
+                             const std::string& name) {
   std::lock_guard<std::mutex> lock(mutex_);
-  Agree(*transport_, Call(CallKind::kAllreduce, name).With(op).With(tensors));
+  Fusion fusion(options.fusion_threshold);
+  fusion.Add(tensors, options.op);
+  const Ends ends{
+      [&](const Kernels& kernels, int64_t t, int64_t begin, int64_t count, char* to) {
+        std::memcpy(to, static_cast<const char*>(inputs[t]) + begin * kernels.item_bytes,
+                    static_cast<size_t>(count * kernels.item_bytes));
+      },
+      [&](const Kernels& kernels, int64_t t, int64_t begin, int64_t count, const char* from) {
+        std::memcpy(static_cast<char*>(outputs[t]) + begin * kernels.item_bytes, from,
+                    static_cast<size_t>(count * kernels.item_bytes));
+      }};
+  Saying saying;
+  const bool is_small = IsSmall(*transport_, fusion.bytes());
+  AllreduceCall reduction(*transport_, workspace_, fusion, options.algorithm, ends);
+  if (is_small) {
+    saying = {fusion.bytes(), [&](char* to) { Fill(fusion, ends, to); }};
+  } else {
+    reduction.Prepare();
+  }
+  const Call call = Call(CallKind::kAllreduce, name).With(options).With(tensors);
+  const Agreed agreed = Agree(*transport_, saying_buffers_, call, 0, saying);
   CheckReducible(tensors);
-  const Fusion fusion(tensors, op, 0);
-  char* fused = fusion_buffer_.Reserve(fusion.end());
-  char* scratch = receive_buffer_.Reserve(fusion.scratch_bytes());
-  const auto copy = [&](const Kernels& kernels, int64_t count, const void* from, void* to) {
-    std::memcpy(to, from, static_cast<size_t>(count * kernels.item_bytes));
-  };
-  fusion.ForEach(fused, [&](const Kernels& kernels, int64_t t, int64_t count, char* place) {
-    copy(kernels, count, inputs[t], place);
-  });
-  fusion.Reduce(*transport_, fused, scratch);
-  fusion.ForEach(fused, [&](const Kernels& kernels, int64_t t, int64_t count, char* place) {
-    copy(kernels, count, place, outputs[t]);
-  });
+  if (is_small) {
+    ReduceHere(*transport_, workspace_, fusion, options.algorithm, agreed.said, ends);
+  } else {
+    reduction.Run();
+  }
 }
 
 SyncResult Communicator::Sync(const SyncTensors& tensors, const SyncOptions& options,
                               const std::string& name) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return SyncRanks(*transport_, fusion_buffer_, receive_buffer_, tensors, options, name);
+  return SyncRanks(*transport_, workspace_, saying_buffers_, tensors, options, name);
 }
 
 bool Communicator::Broadcast(const std::vector<TensorSpec>& tensors, const void* const* inputs,
                              void* const* outputs, int root, const std::string& name) {
   std::lock_guard<std::mutex> lock(mutex_);
-  Agree(*transport_, Call(CallKind::kBroadcast, name).WithRoot(root).With(tensors));
+  Agree(*transport_, saying_buffers_,
+        Call(CallKind::kBroadcast, name).WithRoot(root).With(tensors));
   const int size = transport_->size();
   if (root < 0 || root >= size) {
     throw Error(ErrorKind::kInvalidArgument, "`root_rank` must be a rank, from 0 to " +
@@ -63,7 +78,7 @@ bool Communicator::Broadcast(const std::vector<TensorSpec>& tensors, const void*
     int bit = 1;
     if (place != 0) {
       while ((place & bit) == 0) bit *= 2;
-      char* received = receive_buffer_.Reserve(bytes);
+      char* received = workspace_.received.Reserve(bytes);
       transport_->Receive(received, bytes, rank_at(place - bit));
       data = received;
       if (std::memcmp(inputs[t], received, static_cast<size_t>(bytes)) != 0) changed = true;
@@ -83,7 +98,8 @@ void Communicator::Allgather(const TensorSpec& tensor, const void* input,
                              const std::string& name) {
   std::lock_guard<std::mutex> lock(mutex_);
   const std::vector<TensorSpec> tensors{tensor};
-  Agree(*transport_, Call(CallKind::kAllgather, name).With(tensors).IgnoringFirstDimension());
+  Agree(*transport_, saying_buffers_,
+        Call(CallKind::kAllgather, name).With(tensors).IgnoringFirstDimension());
   if (tensor.rank == 0) {
     throw Error(ErrorKind::kInvalidArgument,
                 "an allgather needs a tensor with at least one dimension, along which the ranks' "
@@ -116,12 +132,12 @@ void Communicator::Allgather(const TensorSpec& tensor, const void* input,
 
 void Communicator::Barrier(const std::string& name) {
   std::lock_guard<std::mutex> lock(mutex_);
-  Agree(*transport_, Call(CallKind::kBarrier, name));
+  Agree(*transport_, saying_buffers_, Call(CallKind::kBarrier, name));
 }
 
 void Communicator::Leave() {
   std::lock_guard<std::mutex> lock(mutex_);
-  Agree(*transport_, Call(CallKind::kShutdown, kNoName));
+  Agree(*transport_, saying_buffers_, Call(CallKind::kShutdown, kNoName));
 }
 
 }  // namespace adasum

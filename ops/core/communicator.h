@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "agreement.h"
+#include "allreduce.h"
 #include "fusion.h"
 #include "sync.h"
 #include "transport.h"
@@ -25,7 +27,7 @@ class Communicator {
   // name, options, and number, dtypes and shapes of tensors.
 
   void Allreduce(const std::vector<TensorSpec>& tensors, const void* const* inputs,
-                 void* const* outputs, Op op, const std::string& name);
+                 void* const* outputs, const ReduceOptions& options, const std::string& name);
   // values - starts is reduced, starts + result written to new_values and, where not null, to
   // new_starts. Nothing is written where an error is thrown by the first reduction.
   SyncResult Sync(const SyncTensors& tensors, const SyncOptions& options, const std::string& name);
@@ -41,8 +43,8 @@ class Communicator {
  private:
   std::unique_ptr<Transport> transport_;
   std::mutex mutex_;
-  Buffer fusion_buffer_;
-  Buffer receive_buffer_;
+  Workspace workspace_;
+  SayingBuffers saying_buffers_;
 };
 
 }  // namespace adasum

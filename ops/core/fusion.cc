@@ -1,11 +1,39 @@
 #include "fusion.h"
 
-#include <algorithm>
-#include <cmath>
+#include <cerrno>
 #include <cstdlib>
 #include <new>
+#include <string>
+
+#include "error.h"
 
 namespace adasum {
+
+namespace {
+
+// Bounds what the sums of dot products of a bucket take, however small its tensors are.
+constexpr size_t kMostTensors = 1024;
+
+// Measured, see benchmarks/fig4_allreduce_latency.py.
+constexpr int64_t kFusionThreshold = 4 << 20;
+
+}  // namespace
+
+int64_t DefaultFusionThreshold() {
+  for (const char* name : {"TF_ADASUM_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD"}) {
+    const char* text = std::getenv(name);
+    if (text == nullptr || *text == 0) continue;
+    char* end = nullptr;
+    errno = 0;
+    const long long bytes = std::strtoll(text, &end, 10);
+    if (*end != 0 || errno != 0 || bytes < 0) {
+      throw Error(ErrorKind::kInvalidArgument,
+                  std::string(name) + " must be a number of bytes. Received: '" + text + "'");
+    }
+    return bytes;
+  }
+  return kFusionThreshold;
+}
 
 int64_t TensorSpec::count() const {
   int64_t product = 1;
@@ -30,55 +58,34 @@ char* Buffer::Reserve(int64_t bytes) {
 
 void Buffer::Free::operator()(char* data) const { std::free(data); }
 
-Fusion::Fusion(const std::vector<TensorSpec>& tensors, Op op, int64_t begin)
-    : op_(op), tensors_(static_cast<int64_t>(tensors.size())), end_(begin) {
+void Fusion::Add(const std::vector<TensorSpec>& tensors, Op op) {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
     std::vector<int64_t> members, counts;
+    int64_t bytes = 0;
     for (size_t t = 0; t < tensors.size(); ++t) {
-      if (tensors[t].dtype != dtype) continue;
-      members.push_back(static_cast<int64_t>(t));
-      counts.push_back(tensors[t].count());
-    }
-    if (members.empty()) continue;
-    const Kernels& kernels = CpuKernels(dtype);
-    groups_.push_back({kernels, std::move(members), Layout(counts), end_});
-    end_ = Buffer::Aligned(end_ + groups_.back().layout.size() * kernels.item_bytes);
-  }
-}
-
-int64_t Fusion::scratch_bytes() const {
-  int64_t bytes = 0;
-  for (const Group& group : groups_) {
-    bytes = std::max(bytes, (group.layout.size() + 1) / 2 * group.kernels.item_bytes);
-  }
-  return bytes;
-}
-
-void Fusion::ForEach(char* buffer, const Visit& visit) const {
-  for (const Group& group : groups_) {
-    for (size_t i = 0; i < group.members.size(); ++i) {
-      const int64_t at = group.layout.offset(i), count = group.layout.offset(i + 1) - at;
+      const TensorSpec& tensor = tensors[t];
+      const int64_t count = tensor.dtype == dtype ? tensor.count() : 0;
       if (count == 0) continue;
-      visit(group.kernels, group.members[i], count,
-            buffer + group.begin + at * group.kernels.item_bytes);
+      const bool is_full = bytes + tensor.bytes() > threshold_ || members.size() == kMostTensors;
+      if (is_full && !members.empty()) {
+        Close(CpuKernels(dtype), op, members, counts);
+        bytes = 0;
+      }
+      members.push_back(tensors_ + static_cast<int64_t>(t));
+      counts.push_back(count);
+      bytes += tensor.bytes();
     }
+    if (!members.empty()) Close(CpuKernels(dtype), op, members, counts);
   }
+  tensors_ += static_cast<int64_t>(tensors.size());
 }
 
-Report Fusion::Reduce(Transport& transport, char* buffer, char* scratch) const {
-  Report all;
-  for (const Group& group : groups_) {
-    const Report part =
-        AllreduceRvh(transport, group.kernels, group.layout, op_, buffer + group.begin, scratch);
-    all.all_equal = all.all_equal && part.all_equal;
-    all.any_nonzero = all.any_nonzero || part.any_nonzero;
-    if (part.orthogonality.empty()) continue;
-    all.orthogonality.resize(tensors_);
-    for (size_t i = 0; i < group.members.size(); ++i) {
-      all.orthogonality[group.members[i]] = part.orthogonality[i];
-    }
-  }
-  return all;
+void Fusion::Close(const Kernels& kernels, Op op, std::vector<int64_t>& members,
+                   std::vector<int64_t>& counts) {
+  buckets_.push_back({kernels, op, Layout(counts), std::move(members)});
+  bytes_ += Buffer::Aligned(buckets_.back().bytes());
+  members.clear();
+  counts.clear();
 }
 
 }  // namespace adasum

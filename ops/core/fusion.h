@@ -4,14 +4,12 @@
 #define TF_ADASUM_OPS_CORE_FUSION_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <vector>
 
+#include "combine.h"
 #include "kernels.h"
 #include "layout.h"
-#include "rvh.h"
-#include "transport.h"
 
 namespace adasum {
 
@@ -45,36 +43,43 @@ class Buffer {
   int64_t capacity_ = 0;
 };
 
-// The tensors of one call that are reduced with one op, and where they lie from `begin` in the
-// fusion buffer. One buffer holds one dtype: a call with several is as many reductions, in DType's
-// order.
+// Tensors that are reduced together: of one dtype, with one op, side by side.
+struct Bucket {
+  const Kernels& kernels;
+  Op op;
+  Layout layout;
+  std::vector<int64_t> tensors;  // for each tensor of the layout, its number in the call
+
+  int64_t bytes() const { return layout.size() * kernels.item_bytes; }
+};
+
+// The size of a bucket where the user names none, in bytes: TF_ADASUM_FUSION_THRESHOLD or
+// HOROVOD_FUSION_THRESHOLD in the environment, or else what was measured to be best. Throws
+// Error(kInvalidArgument) where the environment has no number of bytes.
+int64_t DefaultFusionThreshold();
+
+// The tensors of one call in buckets of whole tensors. A bucket has at most threshold bytes, unless
+// a single tensor has more.
 class Fusion {
  public:
-  Fusion(const std::vector<TensorSpec>& tensors, Op op, int64_t begin);
+  explicit Fusion(int64_t threshold) : threshold_(threshold) {}
 
-  int64_t end() const { return end_; }
-  int64_t scratch_bytes() const;
+  // Numbers the tensors on from those added before. Those without elements are in no bucket.
+  void Add(const std::vector<TensorSpec>& tensors, Op op);
 
-  // Calls visit for each tensor that has elements, with its number in the call and its place in the
-  // buffer.
-  using Visit = std::function<void(const Kernels&, int64_t tensor, int64_t count, char* place)>;
-  void ForEach(char* buffer, const Visit& visit) const;
-
-  // Reduces in place. The report's orthogonality is in the order of the call.
-  Report Reduce(Transport& transport, char* buffer, char* scratch) const;
+  const std::vector<Bucket>& buckets() const { return buckets_; }
+  int64_t tensors() const { return tensors_; }
+  // Of all buckets one after the other, each aligned.
+  int64_t bytes() const { return bytes_; }
 
  private:
-  struct Group {
-    const Kernels& kernels;
-    std::vector<int64_t> members;
-    Layout layout;
-    int64_t begin;  // bytes
-  };
+  void Close(const Kernels& kernels, Op op, std::vector<int64_t>& members,
+             std::vector<int64_t>& counts);
 
-  const Op op_;
-  const int64_t tensors_;
-  std::vector<Group> groups_;
-  int64_t end_;
+  const int64_t threshold_;
+  int64_t tensors_ = 0;
+  int64_t bytes_ = 0;
+  std::vector<Bucket> buckets_;
 };
 
 }  // namespace adasum

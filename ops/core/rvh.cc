@@ -1,266 +1,255 @@
 #include "rvh.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <vector>
 
 namespace adasum {
 
 namespace {
 
-class Rvh {
- public:
-  Rvh(Transport& transport, const Kernels& kernels, const Layout& layout, Op op, void* buffer,
-      void* scratch)
-      : transport_(transport),
-        kernels_(kernels),
-        layout_(layout),
-        op_(op),
-        x_(static_cast<char*>(buffer)),
-        received_(static_cast<char*>(scratch)) {
-    leaves_ = 1;
-    while (leaves_ * 2 <= transport.size()) leaves_ *= 2;
-    pairs_ = transport.size() - leaves_;
-  }
-
-  Report Run() {
-    const int rank = transport_.rank();
-    const Range x = layout_.whole();
-    if (rank >= 2 * pairs_) {
-      leaf_ = rank - pairs_;
-      Tree(x, 1);
-    } else {
-      leaf_ = rank / 2;
-      RunPaired(x);
-    }
-    if (op_ == Op::kAdasum && transport_.size() > 1) report_.orthogonality = Orthogonality();
-    return report_;
-  }
-
- private:
-  // The two halves of a range, seen from one of the two neighbours that share it.
-  struct Halves {
-    Range mine;
-    Range theirs;
-  };
-
-  // The ranks over which the dot products of a level are summed, and how many ranks stand behind
-  // either side.
-  struct Group {
-    std::vector<int> ranks;
-    int position;
-    int behind_a;
-    int behind_b;
-  };
-
-  // A rank that shares its leaf with its neighbour: the even one of the two goes on into the tree
-  // with the result.
-  void RunPaired(Range x) {
-    const bool left = transport_.rank() % 2 == 0;
-    const int nghr = left ? transport_.rank() + 1 : transport_.rank() - 1;
-    const Group pair{{2 * leaf_, 2 * leaf_ + 1}, left ? 0 : 1, 1, 1};
-    const Halves halves = HalveAndCombine(x, left, nghr, pair);
-    const int64_t norms_bytes = static_cast<int64_t>(norms_.size() * sizeof(Norms));
-    if (left) {
-      transport_.Receive(At(halves.theirs), Bytes(halves.theirs), nghr);
-      Tree(x, 1);
-      transport_.Send(At(x), Bytes(x), nghr);
-      transport_.Send(norms_.data(), norms_bytes, nghr);
-    } else {
-      transport_.Send(At(halves.mine), Bytes(halves.mine), nghr);
-      transport_.Receive(At(x), Bytes(x), nghr);
-      transport_.Receive(norms_.data(), norms_bytes, nghr);
-    }
-  }
-
-  // Algorithm 1, with ranks counted as leaves of the tree. Its line numbers stand at the right.
-  void Tree(Range x, int d) {
-    if (d >= leaves_) return;
-    const bool left = leaf_ / d % 2 == 0;                                       // 2
-    const int nghr = RankOfLeaf(left ? leaf_ + d : leaf_ - d);                  // 3, 8
-    const Halves halves = HalveAndCombine(x, left, nghr, GroupOfLevel(2 * d));  // 4-18
-    Tree(halves.mine, 2 * d);                                                   // 19
-    transport_.SendReceive(At(halves.mine), Bytes(halves.mine), nghr,           // 22
-                           At(halves.theirs), Bytes(halves.theirs), nghr);      // 23, 24
-  }
-
-  // Lines 1 to 18: leaves the combined half in place and returns which one it is.
-  Halves HalveAndCombine(Range x, bool left, int nghr, const Group& group) {
-    const int64_t mid = x.begin + x.size() / 2;  // 1
-    const Halves halves =
-        left ? Halves{{x.begin, mid}, {mid, x.end}} : Halves{{mid, x.end}, {x.begin, mid}};
-    transport_.SendReceive(At(halves.theirs), Bytes(halves.theirs), nghr,  // 4, 9
-                           received_, Bytes(halves.mine), nghr);           // 6, 10
-    const char* own = At(halves.mine);
-    const char* a = left ? own : received_;  // 5, 10
-    const char* b = left ? received_ : own;  // 6, 11
-    Combine(halves.mine, a, b, group);       // 15-18
-    return halves;
-  }
-
-  void Combine(Range range, const char* a, const char* b, const Group& group) {
-    if (op_ == Op::kAdasum) {
-      CombineParts(range, a, b, AdasumCoefficients(range, a, b, group));
-      return;
-    }
-    NoteEqual(range, a, b);
-    if (op_ == Op::kSum) {
-      kernels_.combine(a, b, Coefficients{}, range.size(), At(range));
-      return;
-    }
-    // Weighed by the ranks behind the sides, so that no intermediate value is larger than an input.
-    const double all = group.behind_a + group.behind_b;
-    kernels_.average(a, b, group.behind_a / all, group.behind_b / all, range.size(), At(range));
-  }
-
-  // Without dot products: whether the bits are equal, which ends at the first that differs.
-  void NoteEqual(Range range, const char* a, const char* b) {
-    report_.all_equal =
-        report_.all_equal && std::memcmp(a, b, static_cast<size_t>(Bytes(range))) == 0;
-    if (!report_.all_equal || report_.any_nonzero) return;
-    report_.any_nonzero = std::any_of(a, a + Bytes(range), [](char byte) { return byte != 0; });
-  }
-
-  std::vector<Coefficients> AdasumCoefficients(Range range, const char* a, const char* b,
-                                               const Group& group) {
-    std::vector<DotProducts> v = Dots(range, a, b, group, {});
-    std::vector<Coefficients> coefficients;
-    coefficients.reserve(v.size());
-    bool rescale = false;
-    for (const DotProducts& dots : v) {
-      coefficients.push_back(adasum::AdasumCoefficients(dots));
-      rescale = rescale || (kernels_.squares_may_overflow && OutOfRange(dots));
-      report_.all_equal = report_.all_equal && dots.ab == dots.aa && dots.ab == dots.bb;
-      report_.any_nonzero = report_.any_nonzero || dots.aa != 0;
-    }
-    // All members of the group see the same sums, so all of them or none take this way.
-    if (rescale) Rescale(range, a, b, group, v, coefficients);
-    NoteNorms(v, coefficients, group);
-    return coefficients;
-  }
-
-  // Squared norms of a tensor: of the whole vector that this rank holds a part of, and summed over
-  // the ranks whose vectors went into it.
-  struct Norms {
-    double combined;
-    double inputs;
-  };
-
-  void NoteNorms(const std::vector<DotProducts>& v, const std::vector<Coefficients>& coefficients,
-                 const Group& group) {
-    norms_.resize(v.size());
-    for (size_t t = 0; t < v.size(); ++t) {
-      const double a = coefficients[t].factor_a, b = coefficients[t].factor_b;
-      norms_[t].combined = a * a * v[t].aa + 2 * a * b * v[t].ab + b * b * v[t].bb;
-      norms_[t].inputs =
-          v[t].inputs + (group.behind_a == 1 ? v[t].aa : 0) + (group.behind_b == 1 ? v[t].bb : 0);
-    }
-  }
-
-  std::vector<double> Orthogonality() const {
-    std::vector<double> ratios;
-    for (const Norms& norms : norms_) ratios.push_back(norms.combined / norms.inputs);
-    return ratios;
-  }
-
-  // Exponents by which the two sides of a tensor are scaled before squaring.
-  struct Exponents {
-    int a;
-    int b;
-  };
-
-  std::vector<DotProducts> Dots(Range range, const char* a, const char* b, const Group& group,
-                                const std::vector<Exponents>& exponents) {
-    constexpr int kSums = 4;
-    std::vector<double> sums(kSums * layout_.tensors(), 0.0);
-    // The ranks of a side know the same sum of norms, so each brings its share.
-    const double share = 2.0 / static_cast<double>(group.ranks.size());
-    for (size_t t = 0; t < norms_.size(); ++t) sums[kSums * t + 3] = norms_[t].inputs * share;
-    layout_.ForEachPart(range, [&](int64_t tensor, Range part) {
-      const Exponents e = exponents.empty() ? Exponents{0, 0} : exponents[tensor];
-      const int64_t at = (part.begin - range.begin) * kernels_.item_bytes;
-      DotProducts dots;
-      kernels_.dot3(a + at, b + at, part.size(), std::ldexp(1.0, -e.a), std::ldexp(1.0, -e.b),
-                    &dots);  // 15
-      sums[kSums * tensor] = dots.ab;
-      sums[kSums * tensor + 1] = dots.aa;
-      sums[kSums * tensor + 2] = dots.bb;
-    });
-    GroupAllreduce(transport_, group.ranks, group.position, Reduction::kSum, sums);  // 16, 17
-    std::vector<DotProducts> v(layout_.tensors());
-    for (size_t t = 0; t < v.size(); ++t) {
-      const double* of_t = &sums[kSums * t];
-      v[t] = {of_t[0], of_t[1], of_t[2], of_t[3]};
-    }
-    return v;
-  }
-
-  // Works the sums out once more with both sides of each tensor scaled to a largest magnitude
-  // near 1.
-  void Rescale(Range range, const char* a, const char* b, const Group& group,
-               std::vector<DotProducts>& plain, std::vector<Coefficients>& coefficients) {
-    std::vector<double> largest(2 * layout_.tensors(), 0.0);
-    layout_.ForEachPart(range, [&](int64_t tensor, Range part) {
-      const int64_t at = (part.begin - range.begin) * kernels_.item_bytes;
-      largest[2 * tensor] = kernels_.max_abs(a + at, part.size());
-      largest[2 * tensor + 1] = kernels_.max_abs(b + at, part.size());
-    });
-    GroupAllreduce(transport_, group.ranks, group.position, Reduction::kMax, largest);
-    std::vector<Exponents> exponents(layout_.tensors());
-    for (size_t t = 0; t < exponents.size(); ++t) {
-      exponents[t] = {ScaleExponent(largest[2 * t]), ScaleExponent(largest[2 * t + 1])};
-    }
-    const std::vector<DotProducts> v = Dots(range, a, b, group, exponents);
-    for (size_t t = 0; t < v.size(); ++t) {
-      if (OutOfRange(plain[t])) {
-        coefficients[t] = adasum::AdasumCoefficients(v[t], exponents[t].a, exponents[t].b);
-        plain[t] = v[t];
-      }
-    }
-  }
-
-  void CombineParts(Range range, const char* a, const char* b,
-                    const std::vector<Coefficients>& coefficients) {
-    layout_.ForEachPart(range, [&](int64_t tensor, Range part) {
-      const int64_t at = (part.begin - range.begin) * kernels_.item_bytes;
-      kernels_.combine(a + at, b + at, coefficients[tensor], part.size(), At(part));  // 18
-    });
-  }
-
-  // Line 16: the leaves floor(leaf / d') d' + i for i in 0 ... d' - 1.
-  Group GroupOfLevel(int members) const {
-    const int first = leaf_ / members * members;
-    Group group{std::vector<int>(members), leaf_ - first, 0, 0};
-    for (int i = 0; i < members; ++i) {
-      group.ranks[i] = RankOfLeaf(first + i);
-      (i < members / 2 ? group.behind_a : group.behind_b) += first + i < pairs_ ? 2 : 1;
-    }
-    return group;
-  }
-
-  int RankOfLeaf(int leaf) const { return leaf < pairs_ ? 2 * leaf : leaf + pairs_; }
-  char* At(Range range) const { return x_ + range.begin * kernels_.item_bytes; }
-  int64_t Bytes(Range range) const { return range.size() * kernels_.item_bytes; }
-
-  Transport& transport_;
-  const Kernels& kernels_;
-  const Layout& layout_;
-  const Op op_;
-  char* const x_;
-  char* const received_;
-  int leaves_;                // p
-  int pairs_;                 // r
-  int leaf_ = 0;              // this rank's leaf
-  std::vector<Norms> norms_;  // empty until this rank's first pair
-  Report report_;
-};
+// Room for the larger half of so many bytes, in whole lines of the cache.
+int64_t HalfBytes(int64_t bytes) {
+  constexpr int64_t kLineBytes = 64;
+  const int64_t lines = (bytes + kLineBytes - 1) / kLineBytes;
+  return (lines + 1) / 2 * kLineBytes;
+}
 
 }  // namespace
 
-Report AllreduceRvh(Transport& transport, const Kernels& kernels, const Layout& layout, Op op,
-                    void* buffer, void* scratch) {
-  return Rvh(transport, kernels, layout, op, buffer, scratch).Run();
+// Two areas, for a level and the next one, whose half comes while this one's is still in use.
+int64_t Rvh::ReceivedBytes(int64_t x_bytes) {
+  return HalfBytes(x_bytes) + HalfBytes(HalfBytes(x_bytes));
+}
+
+Rvh::Rvh(Transport& transport, const Kernels& kernels, const Layout& layout, Op op, Leaves leaves,
+         Range x, RvhBuffers buffers, Transport::Stream stream)
+    : transport_(transport),
+      kernels_(kernels),
+      layout_(layout),
+      op_(op),
+      combiner_(kernels, op, kPieceBytes),
+      leaves_(std::move(leaves)),
+      whole_(x),
+      x_(buffers.x),
+      received_(buffers.received),
+      stream_(stream),
+      tree_leaves_(LeavesOfTree(leaves_.group.size())),
+      pairs_(leaves_.group.size() - tree_leaves_),
+      leaf_(is_paired() ? leaves_.group.place / 2 : leaves_.group.place - pairs_) {}
+
+void Rvh::Begin() {
+  if (is_paired()) {
+    Exchange(PairLevel());
+  } else if (tree_leaves_ > 1) {
+    Exchange(TreeLevel(whole_, 1));
+  }
+}
+
+TensorNorms Rvh::Finish(TensorNorms leaf_norms, const OverLanes& over_lanes, const Emit& emit) {
+  norms_ = std::move(leaf_norms);
+  leaves_are_ranks_ = norms_.inputs.empty();
+  over_lanes_ = over_lanes;
+  emit_ = emit;
+  if (is_paired()) {
+    RunPaired(PairLevel());
+  } else if (tree_leaves_ > 1) {
+    Tree(TreeLevel(whole_, 1), 1);
+  } else {
+    final_ = whole_;
+  }
+  EmitFinal();
+  return norms_;
+}
+
+// A leaf that is combined with its neighbour before the tree: the even one of the two goes on into
+// the tree with the result.
+void Rvh::RunPaired(const Level& pair) {
+  HalveAndCombine(pair, nullptr);
+  if (pair.left) {
+    Start({0, 0}, pair.halves.theirs, At(pair.halves.theirs), pair.nghr)->Await();
+    if (tree_leaves_ > 1) {
+      const Level level = TreeLevel(whole_, 1);
+      Exchange(level);
+      Tree(level, 1);
+    } else {
+      final_ = whole_;
+    }
+    const auto result = Start(whole_, {0, 0}, nullptr, pair.nghr);
+    EmitFinal();
+    result->Await();
+  } else {
+    Start(pair.halves.mine, {0, 0}, nullptr, pair.nghr)->Await();
+    ReceiveAndEmit(*Start({0, 0}, whole_, At(whole_), pair.nghr), whole_);
+  }
+  for (std::vector<double>* of_tensors : {&norms_.inputs, &norms_.combined}) {
+    const int64_t bytes = static_cast<int64_t>(of_tensors->size() * sizeof(double));
+    if (pair.left) {
+      transport_.Send(of_tensors->data(), bytes, pair.nghr);
+    } else {
+      transport_.Receive(of_tensors->data(), bytes, pair.nghr);
+    }
+  }
+}
+
+// Algorithm 1. Its line numbers stand at the right; lines 1 to 3 and 8 are TreeLevel's.
+void Rvh::Tree(const Level& level, int d) {
+  const Range x = level.halves.mine;
+  if (2 * d < tree_leaves_) {
+    const Level next = TreeLevel(x, 2 * d);
+    HalveAndCombine(level, &next);  // 4-18
+    Tree(next, 2 * d);              // 19
+  } else {
+    HalveAndCombine(level, nullptr);  // 4-18
+    final_ = x;
+  }
+  Gather(level, d == 1 && !is_paired());  // 22-24
+}
+
+// The exchange of the level's halves is under way. Leaves the combined half in place.
+void Rvh::HalveAndCombine(const Level& level, const Level* next) {
+  const Range mine = level.halves.mine;
+  const char* own = At(mine);
+  const char* a = level.left ? own : level.received;  // 5, 10
+  const char* b = level.left ? level.received : own;  // 6, 11
+  const Pair pair{a, b, At(mine), level.weight_a, level.weight_b};
+  // A name of its own, since the next level's exchange starts before this one is combined.
+  const std::unique_ptr<Transfer> exchanged = std::move(exchange_);
+  const auto await = [&](Range piece) {
+    exchanged->AwaitPiece((piece.begin - mine.begin) * kernels_.item_bytes / kPieceBytes);
+  };
+  const auto over_ranks = [&](Reduction reduction, double* values, size_t count) {
+    exchanged->Await();
+    ReduceOverGroup(level, reduction, values, count);  // 16, 17
+  };
+  const Work work = WorkOn(mine);
+  combiner_.Measure(work, {pair}, over_ranks, await);  // 15
+  NoteNorms(level);
+  if (next != nullptr) {
+    combiner_.Combine(next->halves.theirs, await, {});  // 18
+    Exchange(*next);
+    combiner_.Combine(next->halves.mine, await, {});
+  } else {
+    combiner_.Combine(mine, await, {});
+  }
+  exchanged->Await();
+}
+
+Work Rvh::WorkOn(Range range) const {
+  Work work{range, {}, {}, static_cast<int>(layout_.tensors())};
+  if (op_ == Op::kAdasum) {
+    work.parts = layout_.Parts(range);
+  } else if (range.size() > 0) {
+    work.parts = {{0, range}};  // tensors make no difference
+  }
+  for (const Part& part : work.parts) work.rows.push_back(static_cast<int>(part.tensor));
+  return work;
+}
+
+void Rvh::ReduceOverGroup(const Level& level, Reduction reduction, double* values, size_t count) {
+  if (over_lanes_) over_lanes_(reduction, values, count);
+  if (reduction == Reduction::kMax) {
+    GroupAllreduce(transport_, level.group, reduction, values, count);
+    return;
+  }
+  // With them goes what is known of the norms. The leaves of a side know the same sum, so each
+  // brings its share.
+  const double share = 2.0 / level.group.size();
+  std::vector<double> all(values, values + count);
+  for (const double inputs : norms_.inputs) all.push_back(inputs * share);
+  all.resize(count + layout_.tensors(), 0.0);
+  GroupAllreduce(transport_, level.group, reduction, all.data(), all.size());
+  std::copy_n(all.begin(), count, values);
+  group_inputs_.assign(all.begin() + static_cast<int64_t>(count), all.end());
+}
+
+void Rvh::NoteNorms(const Level& level) {
+  if (group_inputs_.empty()) return;  // without dot products
+  norms_.inputs.resize(layout_.tensors());
+  norms_.combined.resize(layout_.tensors());
+  for (int64_t t = 0; t < layout_.tensors(); ++t) {
+    const Norms& of_pair = combiner_.norms(0, t);
+    norms_.inputs[t] = group_inputs_[t];
+    if (leaves_are_ranks_ && level.leaves_a == 1) norms_.inputs[t] += of_pair.a;
+    if (leaves_are_ranks_ && level.leaves_b == 1) norms_.inputs[t] += of_pair.b;
+    norms_.combined[t] = of_pair.combined;
+  }
+}
+
+void Rvh::Gather(const Level& level, bool is_last) {
+  const Range theirs = level.halves.theirs;
+  const auto transfer = Start(level.halves.mine, theirs, At(theirs), level.nghr);
+  EmitFinal();
+  if (is_last) {
+    ReceiveAndEmit(*transfer, theirs);
+  } else {
+    transfer->Await();
+    final_ = theirs;
+  }
+}
+
+void Rvh::ReceiveAndEmit(Transfer& transfer, Range range) {
+  const int64_t size = kPieceBytes / kernels_.item_bytes;
+  for (Range piece{range.begin, 0}; piece.begin < range.end; piece.begin = piece.end) {
+    piece.end = std::min(piece.begin + size, range.end);
+    transfer.AwaitPiece((piece.begin - range.begin) / size);
+    final_ = piece;
+    EmitFinal();
+  }
+  transfer.Await();
+}
+
+void Rvh::EmitFinal() {
+  if (emit_ && final_.size() > 0) emit_(final_);
+  final_ = {0, 0};
+}
+
+Rvh::Level Rvh::PairLevel() const {
+  const int place = leaves_.group.place, even = place / 2 * 2;
+  const bool left = place == even;
+  const std::vector<int>& ranks = leaves_.group.ranks;
+  return {left,
+          ranks[left ? even + 1 : even],
+          Halve(whole_, left),
+          {{ranks[even], ranks[even + 1]}, place - even},
+          1,
+          1,
+          leaves_.weights[even],
+          leaves_.weights[even + 1],
+          received_};
+}
+
+Rvh::Level Rvh::TreeLevel(Range x, int d) const {
+  const bool left = leaf_ / d % 2 == 0;                       // 2
+  const int nghr = RankOfLeaf(left ? leaf_ + d : leaf_ - d);  // 3, 8
+  // Line 16: the leaves floor(leaf / 2d) 2d + i for i in 0 ... 2d - 1.
+  const int first = leaf_ / (2 * d) * (2 * d);
+  Level level{left, nghr, Halve(x, left), {{}, leaf_ - first}, 0, 0, 0, 0, received_};  // 1
+  for (int i = 0; i < 2 * d; ++i) {
+    const int place = PlaceOfLeaf(first + i), places = first + i < pairs_ ? 2 : 1;
+    level.group.ranks.push_back(leaves_.group.ranks[place]);
+    (i < d ? level.leaves_a : level.leaves_b) += places;
+    for (int p = place; p < place + places; ++p) {
+      (i < d ? level.weight_a : level.weight_b) += leaves_.weights[p];
+    }
+  }
+  // Every other level uses the second area. d is 2 to the power of the level.
+  const bool is_odd = (d & 0x2aaaaaaa) != 0;
+  if (is_odd) level.received += HalfBytes(Bytes(whole_));
+  return level;
+}
+
+Rvh::Halves Rvh::Halve(Range x, bool left) const {
+  const Range first = SliceOf(x, 0, 2, kernels_.item_bytes);
+  const Range second{first.end, x.end};
+  return left ? Halves{first, second} : Halves{second, first};
+}
+
+void Rvh::Exchange(const Level& level) {
+  exchange_ = Start(level.halves.theirs, level.halves.mine, level.received, level.nghr);  // 4-11
+}
+
+std::unique_ptr<Transfer> Rvh::Start(Range send, Range receive, char* receive_at, int nghr) const {
+  return transport_.Start(At(send), Bytes(send), nghr, receive_at, Bytes(receive), nghr,
+                          kPieceBytes, stream_);
 }
 
 }  // namespace adasum

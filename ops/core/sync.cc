@@ -6,6 +6,7 @@
 #include "agreement.h"
 #include "call.h"
 #include "error.h"
+#include "small.h"
 
 namespace adasum {
 
@@ -21,35 +22,43 @@ constexpr int64_t kNoTensor = -1;
 
 class SyncCall {
  public:
-  SyncCall(Transport& transport, Buffer& fusion_buffer, Buffer& receive_buffer,
+  SyncCall(Transport& transport, Workspace& workspace, SayingBuffers& saying_buffers,
            const SyncTensors& tensors, const SyncOptions& options, const std::string& name)
       : transport_(transport),
+        workspace_(workspace),
+        saying_buffers_(saying_buffers),
         tensors_(tensors),
         options_(options),
         name_(name),
-        deltas_(tensors.specs, options.op, 0),
-        states_(tensors.state_specs, Op::kAverage, deltas_.end()),
-        buffer_(fusion_buffer.Reserve(states_.end())),
-        scratch_(
-            receive_buffer.Reserve(std::max(deltas_.scratch_bytes(), states_.scratch_bytes()))) {}
+        deltas_(options.reduce.fusion_threshold),
+        states_(options.reduce.fusion_threshold) {
+    deltas_.Add(tensors.specs, options.reduce.op);
+    states_.Add(tensors.state_specs, Op::kAverage);
+    is_small_ = IsSmall(transport, deltas_.bytes() + states_.bytes());
+  }
 
   SyncResult Run() {
-    Inputs inputs{options_.pending, tensors_.values, tensors_.starts, tensors_.states};
+    inputs_ = {options_.pending, tensors_.values, tensors_.starts, tensors_.states};
+    const Ends delta_ends = DeltaEnds(), state_ends = StateEnds();
     while (true) {
-      const uint64_t flags = Agree(inputs);
-      if (!(flags & kPending)) {
-        KeepValues(inputs);
+      AllreduceCall deltas = Prepare(deltas_, delta_ends);
+      const Agreed agreed = Agree(deltas);
+      if (!(agreed.flags & kPending)) {
+        KeepValues();
         return result_;
       }
-      const Report report = deltas_.Reduce(transport_, buffer_, scratch_);
+      const Report report = Reduce(deltas_, delta_ends, &deltas, agreed.said, 0);
       // What goes with a change that is not finite is likely not finite either, and must not get
       // into the other ranks' mean.
-      const bool averages = !(flags & kSkips);
-      if (averages) states_.Reduce(transport_, buffer_, scratch_);
-      Write(inputs);
+      if (!(agreed.flags & kSkips)) {
+        AllreduceCall states = Prepare(states_, state_ends);
+        Reduce(states_, state_ends, &states, agreed.said, deltas_.bytes());
+      } else {
+        Keep(tensors_.state_specs, inputs_.states, tensors_.new_states);
+      }
       if (result_.syncs++ == 0) result_.report = report;
-      if (!options_.flush || !(flags & kGoesOn)) return result_;
-      inputs = {false, tensors_.new_values, tensors_.new_values, tensors_.new_states};
+      if (!options_.flush || !(agreed.flags & kGoesOn)) return result_;
+      inputs_ = {false, tensors_.new_values, tensors_.new_values, tensors_.new_states};
     }
   }
 
@@ -62,52 +71,144 @@ class SyncCall {
     const void* const* states;
   };
 
+  // What a rank has to know of its change before it can tell the others.
+  struct Inspection {
+    int64_t bad = kNoTensor;  // the first tensor whose delta is not finite
+    bool zero = true;         // all of them are
+    uint64_t starts = 0;      // their checksum
+  };
+
   static size_t Bytes(const Kernels& kernels, int64_t count) {
     return static_cast<size_t>(count * kernels.item_bytes);
+  }
+
+  // The change of the values' elements from byte `at` on.
+  void Delta(const Kernels& kernels, int64_t t, int64_t at, int64_t count, char* to) const {
+    const char* value = At(inputs_.values[t], at);
+    if (inputs_.starts == nullptr) {
+      std::memcpy(to, value, Bytes(kernels, count));
+    } else {
+      kernels.delta(value, At(inputs_.starts[t], at), count, to);
+    }
+  }
+
+  static const char* At(const void* data, int64_t bytes) {
+    return static_cast<const char*>(data) + bytes;
   }
 
   static bool IsZero(const char* data, size_t bytes) {
     return std::all_of(data, data + bytes, [](char byte) { return byte == 0; });
   }
 
-  // Fills the buffer and returns the flags of all ranks.
-  uint64_t Agree(const Inputs& inputs) {
-    const Deltas deltas = FillDeltas(inputs);
-    const bool is_bad = deltas.bad != kNoTensor;
+  // Tells the others of this rank's change, and all of it where that is little.
+  Agreed Agree(AllreduceCall& deltas) {
+    const Inspection found = Inspect();
+    const bool is_bad = found.bad != kNoTensor;
+    // A change that is not finite counts as zero, all of it.
+    counts_as_zero_ = is_bad;
     result_.skipped = result_.skipped || is_bad;
     const bool is_error = is_bad && (options_.raise_nonfinite ||
                                      options_.skips_in_a_row + 1 >= SyncOptions::kMaxSkipsInARow);
-    const bool pending = inputs.pending || !deltas.zero;
+    const bool pending = inputs_.pending || (!is_bad && !found.zero);
     const uint64_t own = (pending ? kPending : 0) | (options_.flush ? 0 : kGoesOn) |
                          (is_bad ? kSkips : 0) | (is_error ? kNonfinite : 0);
     Call call(CallKind::kSync, name_);
-    call.With(options_.op).With(tensors_.specs).WithStates(tensors_.state_specs);
+    call.With(options_.reduce).With(tensors_.specs).WithStates(tensors_.state_specs);
     // Deltas from different starts would add up to different weights without anybody noticing.
-    call.WithStarts(inputs.starts);
-    const uint64_t flags = adasum::Agree(transport_, call, own);
+    call.WithStarts(found.starts);
+    Saying saying;
+    if (is_small_) {
+      saying = {deltas_.bytes() + states_.bytes(), [this](char* to) {
+                  Fill(deltas_, DeltaEnds(), to);
+                  Fill(states_, StateEnds(), to + deltas_.bytes());
+                }};
+    }
+    if (!is_small_) deltas.Prepare();
+    Agreed agreed = adasum::Agree(transport_, saying_buffers_, call, own, saying);
     CheckReducible(tensors_.specs);
     CheckReducible(tensors_.state_specs);
-    if (flags & kNonfinite) ThrowNonfinite(is_error, deltas.bad);
-    states_.ForEach(buffer_, [&](const Kernels& kernels, int64_t t, int64_t count, char* place) {
-      std::memcpy(place, inputs.states[t], Bytes(kernels, count));
-    });
-    return flags;
+    if (agreed.flags & kNonfinite) ThrowNonfinite(is_error, found.bad);
+    return agreed;
   }
 
-  struct Deltas {
-    int64_t bad = kNoTensor;  // the first tensor whose delta is not finite; then all are made zero
-    bool zero = true;         // all of them are, as computed
-  };
+  // Reads values and starts once, in blocks that stay in the cache for what is asked of them.
+  Inspection Inspect() const {
+    constexpr int64_t kBlockBytes = 16 << 10;
+    alignas(64) char block[kBlockBytes];
+    Inspection found;
+    Hasher starts;
+    for (const Bucket& bucket : deltas_.buckets()) {
+      const Kernels& kernels = bucket.kernels;
+      const int64_t most = kBlockBytes / kernels.item_bytes;
+      for (size_t i = 0; i < bucket.tensors.size(); ++i) {
+        const int64_t t = bucket.tensors[i];
+        const int64_t count = bucket.layout.tensor(i).size();
+        for (int64_t begin = 0; begin < count; begin += most) {
+          const int64_t size = std::min(most, count - begin), at = begin * kernels.item_bytes;
+          if (inputs_.starts != nullptr) {
+            starts.Add(At(inputs_.starts[t], at), size * kernels.item_bytes);
+          }
+          Delta(kernels, t, at, size, block);
+          if (!kernels.all_finite(block, size) && (found.bad == kNoTensor || t < found.bad)) {
+            found.bad = t;
+          }
+          found.zero = found.zero && IsZero(block, Bytes(kernels, size));
+        }
+      }
+    }
+    found.starts = inputs_.starts == nullptr ? tensors_.starts_checksum : starts.hash();
+    return found;
+  }
 
-  Deltas FillDeltas(const Inputs& inputs) {
-    Deltas deltas;
-    deltas_.ForEach(buffer_, [&](const Kernels& kernels, int64_t t, int64_t count, char* place) {
-      kernels.delta(inputs.values[t], inputs.starts[t], count, place);
-      if (deltas.bad == kNoTensor && !kernels.all_finite(place, count)) deltas.bad = t;
-      deltas.zero = deltas.zero && IsZero(place, Bytes(kernels, count));
-    });
-    if (deltas.bad != kNoTensor) std::memset(buffer_, 0, static_cast<size_t>(deltas_.end()));
-    return deltas;
+  Report Reduce(const Fusion& fusion, const Ends& ends, AllreduceCall* call,
+                const std::vector<const char*>& said, int64_t said_at) {
+    if (!is_small_) return call->Run();
+    std::vector<const char*> of_rank;
+    for (const char* of : said) of_rank.push_back(of + said_at);
+    return ReduceHere(transport_, workspace_, fusion, options_.reduce.algorithm, of_rank, ends);
+  }
+
+  AllreduceCall Prepare(const Fusion& fusion, const Ends& ends) {
+    return AllreduceCall(transport_, workspace_, fusion, options_.reduce.algorithm, ends);
+  }
+
+  // Writes as it goes: a change is read before anything that was read for it is written.
+  Ends DeltaEnds() {
+    const auto fill = [this](const Kernels& kernels, int64_t t, int64_t begin, int64_t count,
+                             char* to) {
+      const int64_t at = begin * kernels.item_bytes;
+      if (counts_as_zero_) {
+        std::memset(to, 0, Bytes(kernels, count));
+      } else {
+        Delta(kernels, t, at, count, to);
+      }
+    };
+    const auto emit = [this](const Kernels& kernels, int64_t t, int64_t begin, int64_t count,
+                             const char* from) {
+      const int64_t at = begin * kernels.item_bytes;
+      char* value = static_cast<char*>(tensors_.new_values[t]) + at;
+      if (inputs_.starts == nullptr) {
+        std::memcpy(value, from, Bytes(kernels, count));
+      } else {
+        kernels.apply(At(inputs_.starts[t], at), from, count, value);
+      }
+      if (tensors_.new_starts == nullptr) return;
+      std::memcpy(static_cast<char*>(tensors_.new_starts[t]) + at, value, Bytes(kernels, count));
+    };
+    return {fill, emit};
+  }
+
+  Ends StateEnds() {
+    const auto fill = [this](const Kernels& kernels, int64_t t, int64_t begin, int64_t count,
+                             char* to) {
+      std::memcpy(to, At(inputs_.states[t], begin * kernels.item_bytes), Bytes(kernels, count));
+    };
+    const auto emit = [this](const Kernels& kernels, int64_t t, int64_t begin, int64_t count,
+                             const char* from) {
+      std::memcpy(static_cast<char*>(tensors_.new_states[t]) + begin * kernels.item_bytes, from,
+                  Bytes(kernels, count));
+    };
+    return {fill, emit};
   }
 
   [[noreturn]] void ThrowNonfinite(bool mine, int64_t bad) {
@@ -131,48 +232,40 @@ class SyncCall {
                     where + often);
   }
 
-  void Write(const Inputs& inputs) {
-    deltas_.ForEach(buffer_, [&](const Kernels& kernels, int64_t t, int64_t count, char* place) {
-      kernels.apply(inputs.starts[t], place, count, tensors_.new_values[t]);
-      if (tensors_.new_starts == nullptr) return;
-      std::memcpy(tensors_.new_starts[t], tensors_.new_values[t], Bytes(kernels, count));
-    });
-    states_.ForEach(buffer_, [&](const Kernels& kernels, int64_t t, int64_t count, char* place) {
-      std::memcpy(tensors_.new_states[t], place, Bytes(kernels, count));
-    });
+  // Nobody had anything to bring.
+  void KeepValues() {
+    Keep(tensors_.specs, inputs_.values, tensors_.new_starts);
+    Keep(tensors_.specs, inputs_.values, tensors_.new_values);
+    Keep(tensors_.state_specs, inputs_.states, tensors_.new_states);
   }
 
-  // Nobody had anything to bring.
-  void KeepValues(const Inputs& inputs) {
-    const auto keep = [](const std::vector<TensorSpec>& specs, const void* const* from,
-                         void* const* to) {
-      for (size_t t = 0; to != nullptr && t < specs.size(); ++t) {
-        if (from[t] == to[t] || specs[t].bytes() == 0) continue;
-        std::memcpy(to[t], from[t], static_cast<size_t>(specs[t].bytes()));
-      }
-    };
-    keep(tensors_.specs, inputs.values, tensors_.new_starts);
-    keep(tensors_.specs, inputs.values, tensors_.new_values);
-    keep(tensors_.state_specs, inputs.states, tensors_.new_states);
+  static void Keep(const std::vector<TensorSpec>& specs, const void* const* from, void* const* to) {
+    for (size_t t = 0; to != nullptr && t < specs.size(); ++t) {
+      if (from[t] == to[t] || specs[t].bytes() == 0) continue;
+      std::memcpy(to[t], from[t], static_cast<size_t>(specs[t].bytes()));
+    }
   }
 
   Transport& transport_;
+  Workspace& workspace_;
+  SayingBuffers& saying_buffers_;
   const SyncTensors& tensors_;
   const SyncOptions& options_;
   const std::string& name_;
-  const Fusion deltas_;
-  const Fusion states_;
-  char* const buffer_;
-  char* const scratch_;
+  Fusion deltas_;
+  Fusion states_;
+  bool is_small_ = false;
+  bool counts_as_zero_ = false;
+  Inputs inputs_{};
   SyncResult result_;
 };
 
 }  // namespace
 
-SyncResult SyncRanks(Transport& transport, Buffer& fusion_buffer, Buffer& receive_buffer,
+SyncResult SyncRanks(Transport& transport, Workspace& workspace, SayingBuffers& saying_buffers,
                      const SyncTensors& tensors, const SyncOptions& options,
                      const std::string& name) {
-  return SyncCall(transport, fusion_buffer, receive_buffer, tensors, options, name).Run();
+  return SyncCall(transport, workspace, saying_buffers, tensors, options, name).Run();
 }
 
 }  // namespace adasum

@@ -7,8 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "agreement.h"
+#include "allreduce.h"
 #include "fusion.h"
-#include "rvh.h"
 #include "transport.h"
 
 namespace adasum {
@@ -17,16 +18,18 @@ namespace adasum {
 struct SyncTensors {
   std::vector<TensorSpec> specs;  // of values and starts
   const void* const* values;
-  const void* const* starts;  // equal on all ranks
+  // Equal on all ranks. Null where the values are changes already, and so are the new values.
+  const void* const* starts;
   void* const* new_values;
   void* const* new_starts;  // may be null unless flush
   std::vector<TensorSpec> state_specs;
   const void* const* states;  // averaged over the ranks
   void* const* new_states;
+  uint64_t starts_checksum = 0;  // where the starts are null
 };
 
 struct SyncOptions {
-  Op op;
+  ReduceOptions reduce;
   // Whether this rank took steps. If not, it has a change to bring only if that is not zero.
   bool pending;
   // Whether to go on syncing, with a change of zero, until every rank flushes: what a rank does
@@ -47,8 +50,8 @@ struct SyncResult {
 
 // Collective. Throws Error(kDisagreement) on every rank where ranks differ in op, name, tensors or
 // the contents of the starts, and Error(kInvalidArgument) on every rank for a change that is not
-// finite and may not be skipped. Nothing is written where the first reduction throws.
-SyncResult SyncRanks(Transport& transport, Buffer& fusion_buffer, Buffer& receive_buffer,
+// finite and may not be skipped; then nothing is written.
+SyncResult SyncRanks(Transport& transport, Workspace& workspace, SayingBuffers& saying_buffers,
                      const SyncTensors& tensors, const SyncOptions& options,
                      const std::string& name);
 

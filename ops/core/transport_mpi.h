@@ -27,19 +27,31 @@ class MpiTransport : public Transport {
   // where it is not yet. Throws Error(kState) after MPI_Finalize or where MPI's thread level is too
   // low.
   static std::unique_ptr<MpiTransport> Create(const void* communicator);
+  // Another one between the same ranks, for a thread of its own. Collective. Throws Error(kState)
+  // where MPI does not allow several threads.
+  std::unique_ptr<MpiTransport> Duplicate() const;
   ~MpiTransport() override;
 
+  bool shares_memory() const override { return shares_memory_; }
+  HostMemory* host_memory() override { return host_memory_.get(); }
   void SendReceive(const void* send, int64_t send_bytes, int to, void* receive,
-                   int64_t receive_bytes, int from) override;
+                   int64_t receive_bytes, int from, Stream stream) override;
+  int64_t SendReceiveUpTo(const void* send, int64_t send_bytes, int to, void* receive,
+                          int64_t capacity, int from) override;
+  std::unique_ptr<Transfer> Start(const void* send, int64_t send_bytes, int to, void* receive,
+                                  int64_t receive_bytes, int from, int64_t piece_bytes,
+                                  Stream stream) override;
 
   const Topology& topology() const { return topology_; }
 
  private:
   struct Handle;  // keeps mpi.h out of this header
-  MpiTransport(const Topology& topology, std::unique_ptr<Handle> handle);
+  MpiTransport(const Topology& topology, Hosts hosts, std::unique_ptr<Handle> handle);
 
   const Topology topology_;
   std::unique_ptr<Handle> handle_;
+  bool shares_memory_ = false;
+  std::unique_ptr<HostMemory> host_memory_;
 };
 
 // The number of processes that were started together; 1 where MPI is not initialised.

@@ -4,6 +4,7 @@
 #define TF_ADASUM_OPS_CORE_TRANSPORT_THREADS_H_
 
 #include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -15,9 +16,11 @@ namespace adasum {
 // What the threads share. It must outlive their transports.
 class ThreadWorld {
  public:
-  explicit ThreadWorld(int size);
+  // The ranks' pretended hosts, and whether the ranks of a host share memory or send messages.
+  ThreadWorld(const std::vector<int>& host_of, bool share_memory);
 
-  int size() const { return size_; }
+  int size() const { return static_cast<int>(hosts_.host_of.size()); }
+  // Called by each rank's thread, since it waits for the others.
   std::unique_ptr<Transport> Join(int rank);
 
   // Makes every waiting and later exchange throw, so that one failed rank cannot leave the others
@@ -27,24 +30,33 @@ class ThreadWorld {
  private:
   friend class ThreadTransport;
 
-  // One message on its way between an ordered pair of ranks. The receiver copies straight out of
-  // the sender's memory.
+  // A message on its way. The receiver copies straight out of the sender's memory.
+  struct Message {
+    enum State { kPosted, kCopying, kTaken };
+    const void* data;
+    int64_t bytes;
+    Transport::Stream stream;
+    State state = kPosted;
+  };
+
+  // Those between an ordered pair of ranks.
   struct Mailbox {
-    enum State { kEmpty, kPosted, kCopying };
-    State state = kEmpty;
-    const void* data = nullptr;
-    int64_t bytes = 0;
+    std::deque<std::shared_ptr<Message>> posted;
     std::mutex mutex;
     std::condition_variable changed;
   };
 
-  Mailbox& mailbox(int from, int to) { return mailboxes_[from * size_ + to]; }
+  Mailbox& mailbox(int from, int to) { return mailboxes_[from * size() + to]; }
   bool aborted();
+  // Memory that lives as long as this.
+  char* Allocate(int64_t bytes);
 
-  const int size_;
+  const Hosts hosts_;
+  const bool share_memory_;
   std::vector<Mailbox> mailboxes_;
-  std::mutex abort_mutex_;
+  std::mutex mutex_;
   bool aborted_ = false;
+  std::vector<std::unique_ptr<char, void (*)(void*)>> memory_;
 };
 
 }  // namespace adasum

@@ -75,10 +75,18 @@ absl::Status ToStatus(int code) {
   }
 }
 
-int ReadOp(tensorflow::OpKernelConstruction* ctx) {
-  std::string op;
+AdasumReduceOptions ReadReduce(tensorflow::OpKernelConstruction* ctx) {
+  std::string op, algorithm;
+  AdasumReduceOptions options{};
   ctx->SetStatus(ctx->GetAttr("op", &op));
-  return op == "sum" ? ADASUM_OP_SUM : op == "average" ? ADASUM_OP_AVERAGE : ADASUM_OP_ADASUM;
+  ctx->SetStatus(ctx->GetAttr("algorithm", &algorithm));
+  ctx->SetStatus(ctx->GetAttr("fusion_threshold", &options.fusion_threshold));
+  options.op = op == "sum" ? ADASUM_OP_SUM : op == "average" ? ADASUM_OP_AVERAGE : ADASUM_OP_ADASUM;
+  options.algorithm = algorithm == "ring"               ? ADASUM_RING
+                      : algorithm == "hierarchical"     ? ADASUM_HIERARCHICAL
+                      : algorithm == "hierarchical_sum" ? ADASUM_HIERARCHICAL_SUM
+                                                        : ADASUM_RVH;
+  return options;
 }
 
 int ReadRoot(tensorflow::OpKernelConstruction* ctx) {

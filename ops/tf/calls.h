@@ -19,8 +19,8 @@ namespace tf_adasum {
 // The status that a code of the C API stands for, with the calling thread's last error text.
 absl::Status ToStatus(int code);
 
-// The ops' attributes "op", as the C API's code, and "root_rank".
-int ReadOp(tensorflow::OpKernelConstruction* ctx);
+// The ops' attributes "op", "algorithm" and "fusion_threshold" (without a name), and "root_rank".
+AdasumReduceOptions ReadReduce(tensorflow::OpKernelConstruction* ctx);
 int ReadRoot(tensorflow::OpKernelConstruction* ctx);
 
 // adasum_sync, and what a user has to be told of its result.

@@ -54,7 +54,9 @@ std::vector<std::string> ReadNames(OpKernelConstruction* ctx, int count) {
 
 class AllreduceOp : public CollectiveOp {
  public:
-  explicit AllreduceOp(OpKernelConstruction* ctx) : CollectiveOp(ctx), op_(ReadOp(ctx)) {}
+  explicit AllreduceOp(OpKernelConstruction* ctx) : CollectiveOp(ctx), options_(ReadReduce(ctx)) {
+    options_.name = call_name();
+  }
 
   void Compute(OpKernelContext* ctx) override {
     TensorViews inputs(ctx->num_outputs());
@@ -68,12 +70,12 @@ class AllreduceOp : public CollectiveOp {
                      ctx->forward_input_or_allocate_output({i}, i, ctx->input(i).shape(), &output));
       outputs.push_back(DataOf(*output));
     }
-    OP_REQUIRES_OK(ctx, ToStatus(adasum_allreduce(inputs.data(), outputs.data(), inputs.size(), op_,
-                                                  call_name())));
+    OP_REQUIRES_OK(
+        ctx, ToStatus(adasum_allreduce(inputs.data(), outputs.data(), inputs.size(), &options_)));
   }
 
  private:
-  const int op_;
+  AdasumReduceOptions options_;
 };
 
 class BroadcastOp : public CollectiveOp {
@@ -199,10 +201,12 @@ void OutputScalar(OpKernelContext* ctx, int index, T value) {
 
 class SyncOp : public CollectiveOp {
  public:
-  explicit SyncOp(OpKernelConstruction* ctx) : CollectiveOp(ctx), op_(ReadOp(ctx)) {
+  explicit SyncOp(OpKernelConstruction* ctx) : CollectiveOp(ctx), reduce_(ReadReduce(ctx)) {
+    reduce_.name = call_name();
     OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &count_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("M", &state_count_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("flush", &flush_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("flight", &flight_));
     std::string nonfinite;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("nonfinite", &nonfinite));
     raise_nonfinite_ = nonfinite == "raise";
@@ -213,7 +217,7 @@ class SyncOp : public CollectiveOp {
     LockedVariables variables;
     OP_REQUIRES_OK(ctx, variables.Open(ctx, 2 * count_ + state_count_));
     OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx, 0, count_));
-    if (flush_) OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx, count_, 2 * count_));
+    if (writes_starts()) OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx, count_, 2 * count_));
     const int states_end = 2 * count_ + state_count_;
     OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx, 2 * count_, states_end));
     TensorViews values(count_), states(state_count_);
@@ -227,23 +231,20 @@ class SyncOp : public CollectiveOp {
       Add(value, &values, names_[i]);
       starts.push_back(DataOf(start));
       new_values.push_back(variables.next(i));
-      if (flush_) new_starts.push_back(variables.next(count_ + i));
+      if (writes_starts()) new_starts.push_back(variables.next(count_ + i));
     }
     for (int i = 0; i < state_count_; ++i) {
       Add(variables[2 * count_ + i], &states);
       new_states.push_back(variables.next(2 * count_ + i));
     }
-    const AdasumSyncOptions options{op_,
-                                    ctx->input(states_end).scalar<bool>()(),
-                                    flush_,
-                                    raise_nonfinite_,
-                                    ctx->input(states_end + 1).scalar<int64_t>()(),
-                                    call_name()};
+    const AdasumSyncOptions options{
+        reduce_,          ctx->input(states_end).scalar<bool>()(),        flush_,
+        raise_nonfinite_, ctx->input(states_end + 1).scalar<int64_t>()(), flight_};
     const AdasumSyncTensors tensors{count_,
                                     values.data(),
                                     starts.data(),
                                     new_values.data(),
-                                    flush_ ? new_starts.data() : nullptr,
+                                    writes_starts() ? new_starts.data() : nullptr,
                                     state_count_,
                                     states.data(),
                                     new_states.data()};
@@ -259,10 +260,13 @@ class SyncOp : public CollectiveOp {
   }
 
  private:
-  const int op_;
+  bool writes_starts() const { return flush_ || flight_ >= 0; }
+
+  AdasumReduceOptions reduce_;
   int count_ = 0;
   int state_count_ = 0;
   bool flush_ = false;
+  int64_t flight_ = -1;
   bool raise_nonfinite_ = false;
   std::vector<std::string> names_;
 };

@@ -53,13 +53,16 @@ REGISTER_OP("AdasumAllreduce")
     .Output("reduced: T")
     .Attr("T: list({half, bfloat16, float, double}) >= 0")
     .Attr("op: {'adasum', 'sum', 'average'}")
+    .Attr("algorithm: {'rvh', 'ring', 'hierarchical', 'hierarchical_sum'} = 'rvh'")
+    .Attr("fusion_threshold: int = -1")
     .Attr("K: int >= 0")
     .Attr("call_name: string = ''")
     .SetIsStateful()
     .SetShapeFn(SameShapes)
     .Doc(R"doc(
-Reduces each tensor by itself over all ranks, all in one fused exchange.
+Reduces each tensor by itself over all ranks, in fused exchanges.
 
+fusion_threshold: bytes of a bucket of tensors; -1 for the default.
 call_name: must be equal on all ranks; shown in errors.
 )doc");
 
@@ -76,7 +79,10 @@ REGISTER_OP("AdasumSync")
     .Attr("N: int >= 1")
     .Attr("M: int >= 0")
     .Attr("op: {'adasum', 'sum', 'average'}")
+    .Attr("algorithm: {'rvh', 'ring', 'hierarchical', 'hierarchical_sum'} = 'rvh'")
+    .Attr("fusion_threshold: int = -1")
     .Attr("flush: bool = false")
+    .Attr("flight: int = -1")
     .Attr("nonfinite: {'skip', 'raise'} = 'skip'")
     .Attr("names: list(string) = []")
     .Attr("K: int >= 0")
@@ -88,11 +94,14 @@ Reduces variable - start over all ranks and assigns start + result to variable.
 
 names: of the variables, or none; must be equal on all ranks.
 variables: what each rank has trained on its own.
-starts: what all ranks held at the last sync; of the same shapes and dtypes. Assigned too with flush.
+starts: what all ranks held at the last sync; of the same shapes and dtypes. Assigned too with flush,
+  or with a flight.
 states: averaged over all ranks.
 pending: whether this rank took steps; if not, it has a change to bring only if that is not zero.
 skips_in_a_row: how many of this rank's last syncs were skipped.
 flush: go on, with changes of zero, until every rank flushes.
+flight: a number of the optimizer's own if its syncs run beside training, or -1: the change is handed
+  over, and what is assigned is what has become of the one that was handed over the last time.
 nonfinite: what becomes of a change that is not finite: an error on all ranks, or it counts as zero.
 syncs: how many reductions were done; 0 where no rank had a change.
 skipped: whether this rank's change was not finite.

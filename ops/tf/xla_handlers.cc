@@ -59,11 +59,18 @@ ffi::Error ToFfi(const absl::Status& status) {
   return ffi::Error(static_cast<ffi::ErrorCode>(status.code()), std::string(status.message()));
 }
 
-absl::Status Allreduce(const Buffers& buffers, int64_t count, int64_t op, const std::string& name) {
+// What Attributes::Reduce gives.
+AdasumReduceOptions ToOptions(int64_t op, int64_t algorithm, int64_t fusion_threshold,
+                              const std::string& name) {
+  return {static_cast<int32_t>(op), static_cast<int32_t>(algorithm), fusion_threshold,
+          name.c_str()};
+}
+
+absl::Status Allreduce(const Buffers& buffers, int64_t count, const AdasumReduceOptions& options) {
   TensorViews inputs(count);
   TF_RETURN_IF_ERROR(buffers.View(0, count, &inputs));
-  return ToStatus(adasum_allreduce(inputs.data(), buffers.Results(0, count).data(), count,
-                                   static_cast<int>(op), name.c_str()));
+  return ToStatus(
+      adasum_allreduce(inputs.data(), buffers.Results(0, count).data(), count, &options));
 }
 
 absl::Status Broadcast(const Buffers& buffers, int64_t count, int64_t root, absl::string_view names,
@@ -82,32 +89,32 @@ absl::Status Barrier(const std::string& name) { return ToStatus(adasum_barrier(n
 
 // Operands: values, starts, states, pending, skips_in_a_row. Results: new values, new starts if
 // flush, new states, syncs, skipped, orthogonality.
-absl::Status SyncBuffers(const Buffers& buffers, int64_t count, int64_t state_count, int64_t op,
-                         bool flush, bool raise_nonfinite, absl::string_view names,
-                         const std::string& name) {
+absl::Status SyncBuffers(const Buffers& buffers, int64_t count, int64_t state_count,
+                         const AdasumReduceOptions& reduce, bool flush, int64_t flight,
+                         bool raise_nonfinite, absl::string_view names) {
   TensorViews values(count), states(state_count);
   TF_RETURN_IF_ERROR(buffers.View(0, count, &values, names));
   TF_RETURN_IF_ERROR(buffers.View(2 * count, state_count, &states));
   std::vector<const void*> starts;
   for (int64_t i = count; i < 2 * count; ++i) starts.push_back(buffers.operand(i).untyped_data());
   const std::vector<void*> new_values = buffers.Results(0, count);
-  const std::vector<void*> new_starts = buffers.Results(count, flush ? count : 0);
+  const std::vector<void*> new_starts = buffers.Results(count, flush || flight >= 0 ? count : 0);
   const int64_t states_at = count + static_cast<int64_t>(new_starts.size());
   const std::vector<void*> new_states = buffers.Results(states_at, state_count);
 
   const int64_t scalars_at = 2 * count + state_count;
   const AdasumSyncOptions options{
-      static_cast<int32_t>(op),
+      reduce,
       *static_cast<const bool*>(buffers.operand(scalars_at).untyped_data()),
       flush,
       raise_nonfinite,
       *static_cast<const int64_t*>(buffers.operand(scalars_at + 1).untyped_data()),
-      name.c_str()};
+      flight};
   const AdasumSyncTensors tensors{count,
                                   values.data(),
                                   starts.data(),
                                   new_values.data(),
-                                  flush ? new_starts.data() : nullptr,
+                                  new_starts.empty() ? nullptr : new_starts.data(),
                                   state_count,
                                   states.data(),
                                   new_states.data()};
@@ -125,14 +132,18 @@ absl::Status SyncBuffers(const Buffers& buffers, int64_t count, int64_t state_co
 XLA_FFI_DEFINE_HANDLER(
     kAllreduce,
     [](ffi::RemainingArgs operands, ffi::RemainingRets results, int64_t count, int64_t op,
-       std::string_view name) {
-      return ToFfi(Allreduce({operands, results}, count, op, std::string(name)));
+       int64_t algorithm, int64_t fusion_threshold, std::string_view call_name) {
+      const std::string name(call_name);
+      return ToFfi(
+          Allreduce({operands, results}, count, ToOptions(op, algorithm, fusion_threshold, name)));
     },
     ffi::Ffi::Bind()
         .RemainingArgs()
         .RemainingRets()
         .Attr<int64_t>("count")
         .Attr<int64_t>("op")
+        .Attr<int64_t>("algorithm")
+        .Attr<int64_t>("fusion_threshold")
         .Attr<std::string_view>("call_name"));
 
 XLA_FFI_DEFINE_HANDLER(
@@ -159,10 +170,12 @@ XLA_FFI_DEFINE_HANDLER(
 XLA_FFI_DEFINE_HANDLER(
     kSync,
     [](ffi::RemainingArgs operands, ffi::RemainingRets results, int64_t count, int64_t state_count,
-       int64_t op, bool flush, bool raise_nonfinite, std::string_view names,
-       std::string_view name) {
-      return ToFfi(SyncBuffers({operands, results}, count, state_count, op, flush, raise_nonfinite,
-                               names, std::string(name)));
+       int64_t op, int64_t algorithm, int64_t fusion_threshold, bool flush, int64_t flight,
+       bool raise_nonfinite, std::string_view names, std::string_view call_name) {
+      const std::string name(call_name);
+      return ToFfi(SyncBuffers({operands, results}, count, state_count,
+                               ToOptions(op, algorithm, fusion_threshold, name), flush, flight,
+                               raise_nonfinite, names));
     },
     ffi::Ffi::Bind()
         .RemainingArgs()
@@ -170,7 +183,10 @@ XLA_FFI_DEFINE_HANDLER(
         .Attr<int64_t>("count")
         .Attr<int64_t>("state_count")
         .Attr<int64_t>("op")
+        .Attr<int64_t>("algorithm")
+        .Attr<int64_t>("fusion_threshold")
         .Attr<bool>("flush")
+        .Attr<int64_t>("flight")
         .Attr<bool>("raise_nonfinite")
         .Attr<std::string_view>("names")
         .Attr<std::string_view>("call_name"));

@@ -51,6 +51,11 @@ class Attributes {
   Attributes& Bool(absl::string_view name, bool value) {
     return Add(name, value ? "true" : "false");
   }
+  Attributes& Reduce(const AdasumReduceOptions& options) {
+    return Int("op", options.op)
+        .Int("algorithm", options.algorithm)
+        .Int("fusion_threshold", options.fusion_threshold);
+  }
   // Any bytes: all but letters and digits are escaped.
   Attributes& Text(absl::string_view name, absl::string_view value) {
     std::string quoted = "\"";
@@ -179,7 +184,7 @@ std::string ReadNames(OpKernelConstruction* ctx) {
 
 class AllreduceOp : public CollectiveOp {
  public:
-  explicit AllreduceOp(OpKernelConstruction* ctx) : CollectiveOp(ctx), op_(ReadOp(ctx)) {}
+  explicit AllreduceOp(OpKernelConstruction* ctx) : CollectiveOp(ctx), reduce_(ReadReduce(ctx)) {}
 
   void Compile(XlaOpKernelContext* ctx) override {
     CustomCall call(ctx);
@@ -187,12 +192,12 @@ class AllreduceOp : public CollectiveOp {
     for (int i = 0; i < count; ++i) OP_REQUIRES_OK(ctx, call.Replace(ctx->Input(i)));
     std::vector<xla::XlaOp> outputs;
     OP_REQUIRES_OK(ctx, Emit(ctx, &call, "tf_adasum.allreduce",
-                             Attributes().Int("count", count).Int("op", op_), &outputs));
+                             Attributes().Int("count", count).Reduce(reduce_), &outputs));
     for (int i = 0; i < count; ++i) ctx->SetOutput(i, outputs[i]);
   }
 
  private:
-  const int op_;
+  const AdasumReduceOptions reduce_;
 };
 
 class BroadcastOp : public CollectiveOp {
@@ -295,10 +300,11 @@ class BroadcastVariablesOp : public CollectiveOp {
 
 class SyncOp : public CollectiveOp {
  public:
-  explicit SyncOp(OpKernelConstruction* ctx) : CollectiveOp(ctx), op_(ReadOp(ctx)) {
+  explicit SyncOp(OpKernelConstruction* ctx) : CollectiveOp(ctx), reduce_(ReadReduce(ctx)) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &count_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("M", &state_count_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("flush", &flush_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("flight", &flight_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("nonfinite", &nonfinite_));
     names_ = ReadNames(ctx);
   }
@@ -317,7 +323,7 @@ class SyncOp : public CollectiveOp {
         OP_REQUIRES_OK(ctx,
                        CheckStart(i - count_, value.dtype, value.shape, start.dtype, start.shape));
       }
-      if (is_start && !flush_) {
+      if (is_start && !flush_ && flight_ < 0) {
         OP_REQUIRES_OK(ctx, call.Read(variables[i].value));
       } else {
         OP_REQUIRES_OK(ctx, call.Replace(variables[i].value));
@@ -332,8 +338,9 @@ class SyncOp : public CollectiveOp {
     const Attributes attributes = Attributes()
                                       .Int("count", count_)
                                       .Int("state_count", state_count_)
-                                      .Int("op", op_)
+                                      .Reduce(reduce_)
                                       .Bool("flush", flush_)
+                                      .Int("flight", flight_)
                                       .Bool("raise_nonfinite", nonfinite_ == "raise")
                                       .Text("names", names_);
     std::vector<xla::XlaOp> outputs;
@@ -345,10 +352,11 @@ class SyncOp : public CollectiveOp {
   }
 
  private:
-  const int op_;
+  const AdasumReduceOptions reduce_;
   int count_ = 0;
   int state_count_ = 0;
   bool flush_ = false;
+  int64_t flight_ = -1;
   std::string nonfinite_;
   std::string names_;
 };

@@ -32,7 +32,7 @@ def DistributedOptimizer(
         op: `Adasum`; `Average`, which is local SGD; or `Sum`.
         backward_passes_per_step: positive int, steps of `optimizer` between two syncs: the
             `local_steps` of `AdasumOptimizer`.
-        **options: `nonfinite`, `average_inner_state` and `name`, as of `AdasumOptimizer`.
+        **options: the others of `AdasumOptimizer`.
 
     Raises:
         TypeError: if `optimizer` is something else.

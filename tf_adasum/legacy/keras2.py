@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from tf_adasum import collectives, core, window
-from tf_adasum.core import Adasum, Average, Op
+from tf_adasum.core import Average
 from tf_adasum.legacy.wrapper import Wrapper
 
 Optimizer = tf_keras.optimizers.Optimizer
@@ -36,10 +36,8 @@ class AdasumOptimizer(Wrapper, Optimizer):
         inner_optimizer: Optimizer,
         local_steps: int = 1,
         *,
-        op: Op | str = Adasum,
-        nonfinite: str = "skip",
-        average_inner_state: bool = False,
         name: str | None = None,
+        **options: Any,
     ):
         # Not the base class's constructor, which makes hyper-parameters of its own: those of the
         # wrapped optimizer are shown. These are what others look for.
@@ -48,7 +46,7 @@ class AdasumOptimizer(Wrapper, Optimizer):
         self._mesh = None
         self._run_with_dtensor = False
         self._distribution_strategy = tf.distribute.get_strategy()
-        self._wrap(inner_optimizer, local_steps, op, nonfinite, average_inner_state)
+        self._wrap(inner_optimizer, window.Options(local_steps, **options))
 
     def build(self, var_list: Sequence[tf.Variable]) -> None:
         """Creates the variables of the window and of the wrapped optimizer."""
@@ -165,7 +163,7 @@ class AdasumOptimizer(Wrapper, Optimizer):
             "inner_optimizer": tf_keras.optimizers.serialize(self.inner_optimizer),
             "name": self.name,
             "is_legacy_optimizer": False,
-            **self._options(),
+            **self._options.config(),
         }
 
     @classmethod

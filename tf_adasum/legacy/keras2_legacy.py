@@ -9,7 +9,6 @@ import tensorflow as tf
 import tf_keras
 
 from tf_adasum import core, window
-from tf_adasum.core import Adasum, Op
 from tf_adasum.legacy.wrapper import Wrapper
 
 Optimizer = tf_keras.optimizers.legacy.Optimizer
@@ -38,10 +37,8 @@ class AdasumOptimizer(Wrapper, Optimizer):
         inner_optimizer: Optimizer,
         local_steps: int = 1,
         *,
-        op: Op | str = Adasum,
-        nonfinite: str = "skip",
-        average_inner_state: bool = False,
         name: str | None = None,
+        **options: Any,
     ):
         # Not the base class's constructor, which makes hyper-parameters of its own: those of the
         # wrapped optimizer are shown. These are what others look for.
@@ -50,7 +47,7 @@ class AdasumOptimizer(Wrapper, Optimizer):
         self._slots, self._slot_names, self._deferred_slot_restorations = {}, [], {}
         self._weights = []
         self._distribution_strategy = None
-        self._wrap(inner_optimizer, local_steps, op, nonfinite, average_inner_state)
+        self._wrap(inner_optimizer, window.Options(local_steps, **options))
 
     def _create_all_weights(self, var_list: Sequence[tf.Variable]) -> None:
         self.inner_optimizer._create_all_weights(var_list)
@@ -118,7 +115,7 @@ class AdasumOptimizer(Wrapper, Optimizer):
         return {
             "inner_optimizer": tf_keras.optimizers.serialize(self.inner_optimizer),
             "name": self._name,
-            **self._options(),
+            **self._options.config(),
         }
 
     @classmethod

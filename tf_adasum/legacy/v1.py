@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from tf_adasum import collectives, core, window
-from tf_adasum.core import Adasum, Op
 from tf_adasum.legacy.wrapper import Wrapper
 
 Optimizer = tf.compat.v1.train.Optimizer
@@ -39,13 +38,11 @@ class AdasumOptimizer(Wrapper, Optimizer):
         inner_optimizer: Optimizer,
         local_steps: int = 1,
         *,
-        op: Op | str = Adasum,
-        nonfinite: str = "skip",
-        average_inner_state: bool = False,
         name: str | None = None,
+        **options: Any,
     ):
         super().__init__(use_locking=False, name=name or f"Adasum{inner_optimizer.get_name()}")
-        self._wrap(inner_optimizer, local_steps, op, nonfinite, average_inner_state)
+        self._wrap(inner_optimizer, window.Options(local_steps, **options))
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, tf.Variable]]:
         return self.inner_optimizer.compute_gradients(*args, **kwargs)

@@ -47,27 +47,13 @@ class Wrapper:
     """
 
     inner_optimizer: Any
-    local_steps: int
-    op: Op
-    nonfinite: str
-    average_inner_state: bool
 
-    def _wrap(
-        self,
-        inner_optimizer: Any,
-        local_steps: int,
-        op: Op | str,
-        nonfinite: str,
-        average_inner_state: bool,
-    ) -> None:
-        window.check_options(local_steps, nonfinite)
+    def _wrap(self, inner_optimizer: Any, options: window.Options) -> None:
         window.check_strategy()
         if _is_wrapped(inner_optimizer):
             raise ValueError(f"`optimizer` is wrapped already. Received: {inner_optimizer!r}")
-        self.local_steps = int(local_steps)
-        self.op = Op(op)
-        self.nonfinite = nonfinite
-        self.average_inner_state = average_inner_state
+        self._options = options
+        self._flight = window.new_flight()
         self._state: WindowState | None = None
         self._window: window.Window | None = None
         # From here on what the wrapper does not have itself is the wrapped optimizer's.
@@ -110,7 +96,7 @@ class Wrapper:
             self._state = state = WindowState(trained, name)
             self._track_trackable(state, "window", overwrite=True)
             inner_variables = list(inner_state())
-        averaged = inner_variables if self.average_inner_state else []
+        averaged = inner_variables if self._options.average_inner_state else []
         self._window = window.Window(
             variables=trained,
             starts=list(state.starts),
@@ -121,9 +107,8 @@ class Wrapper:
             syncs=state.syncs,
             skips=state.skips,
             orthogonality=state.orthogonality,
-            local_steps=self.local_steps,
-            op=self.op,
-            nonfinite=self.nonfinite,
+            options=self._options,
+            flight=self._flight,
             name=f"{name}({type(self.inner_optimizer).__name__})",
         )
 
@@ -148,6 +133,16 @@ class Wrapper:
     def window_variables(self) -> list[tf.Variable]:
         """The window's own variables; none before the first step."""
         return [] if self._state is None else self._state.all
+
+    @property
+    def local_steps(self) -> int:
+        """Steps in a window."""
+        return self._options.local_steps
+
+    @property
+    def op(self) -> Op:
+        """How the ranks' deltas become one."""
+        return self._options.op
 
     @property
     def local_step(self) -> tf.Variable:
@@ -185,15 +180,6 @@ class Wrapper:
         # Nothing to do, but a rank that disagrees about that gets to know.
         collectives.barrier(name="sync of an optimizer that has taken no step yet")
         return None
-
-    def _options(self) -> dict[str, Any]:
-        """The part of `get_config` that is not the family's."""
-        return {
-            "local_steps": self.local_steps,
-            "op": self.op.value,
-            "nonfinite": self.nonfinite,
-            "average_inner_state": self.average_inner_state,
-        }
 
     def __getattr__(self, name: str) -> Any:
         """What only the wrapped optimizer has: hyper-parameters, the methods of loss scaling."""

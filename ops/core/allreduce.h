@@ -1,0 +1,93 @@
+// The buckets of a call, one after the other through one of the algorithms.
+//
+// What the algorithms have in common. A host's ranks that can read each other's memory combine what
+// is theirs first, each a slice (slices.h); then hosts are combined with each other, each lane with
+// the same lane of other hosts (rvh.h); then every rank reads the slices of its host's lanes.
+//
+// While a bucket is reduced, the next one is filled already, and on its way where that takes
+// messages.
+#ifndef TF_ADASUM_OPS_CORE_ALLREDUCE_H_
+#define TF_ADASUM_OPS_CORE_ALLREDUCE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "combine.h"
+#include "fusion.h"
+#include "order.h"
+#include "transport.h"
+
+namespace adasum {
+
+enum class Algorithm : int32_t {
+  kRvh = 0,              // the tree over all ranks
+  kRing = 1,             // the line over all ranks, each combining a slice, as in a ring allreduce
+  kHierarchical = 2,     // the mean of each host's ranks, then the tree over the hosts
+  kHierarchicalSum = 3,  // the sum of each host's ranks, then the tree over the hosts
+};
+
+// What a user chooses for a reduction.
+struct ReduceOptions {
+  Op op = Op::kAdasum;
+  Algorithm algorithm = Algorithm::kRvh;
+  int64_t fusion_threshold = 0;  // of a bucket, bytes
+};
+
+// How an algorithm splits over hosts and lanes for these ranks.
+struct Plan {
+  Op in_host;  // where Op is kAdasum; otherwise the op itself
+  Order order;
+  Group host;                // who combines slices
+  int lanes;                 // how many of its first members own one
+  bool in_memory;            // they read each other's memory, rather than messages
+  std::vector<Group> rows;   // for each lane its ranks, one a host; empty where there is one host
+  std::vector<int> weights;  // ranks behind each host
+
+  static Plan Make(Transport& transport, Algorithm algorithm);
+};
+
+// The memory of the calls of one transport, and what its ranks have counted so far.
+struct Workspace {
+  Buffer buckets;
+  Buffer scratch;
+  Buffer received;
+  int64_t slot_bytes = 0;  // of the last call
+  uint32_t buckets_done = 0;
+  uint32_t sums_done = 0;
+};
+
+// Where a call's tensors come from and go to. A tensor is its number in the call.
+struct Ends {
+  // Both for count elements from element begin on. Each element is asked for once, and given once.
+  std::function<void(const Kernels&, int64_t tensor, int64_t begin, int64_t count, char* to)> fill;
+  std::function<void(const Kernels&, int64_t tensor, int64_t begin, int64_t count,
+                     const char* from)>
+      emit;
+};
+
+// The reduction of each tensor of a call over all ranks; all get the same bits.
+class AllreduceCall {
+ public:
+  // Keeps references to what it is given.
+  AllreduceCall(Transport& transport, Workspace& workspace, const Fusion& fusion,
+                Algorithm algorithm, const Ends& ends);
+  AllreduceCall(AllreduceCall&& other);
+  ~AllreduceCall();
+
+  // What can be done before the ranks agree on the call, which then tells the others too that it is
+  // done.
+  void Prepare();
+
+  // Collective, after the ranks have agreed. Throws Error(kTransport).
+  Report Run();
+
+ private:
+  class State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace adasum
+
+#endif  // TF_ADASUM_OPS_CORE_ALLREDUCE_H_
