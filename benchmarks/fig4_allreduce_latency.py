@@ -74,7 +74,7 @@ def plan(options: argparse.Namespace, worker: Path) -> list[Job]:
             command = [*mpirun, *program, *given, str(options.seconds)]
             planned.append(Job(f"np={ranks} TensorFlow", command, {"HOROVOD_CYCLE_TIME": "0.1"}))
         short = [*mpirun, str(worker), *given, str(options.seconds / 10), "--least-rounds", "3"]
-        for name, environ in latency.mpi_variants(options.quick).items():
+        for name, environ in latency.mpi_variants(quick=options.quick).items():
             command = [*short, "--contenders", f"mpi,{options.algorithms[0]}"]
             planned.append(Job(f"np={ranks} mpi {name}", command, environ, name))
     return planned

@@ -80,24 +80,30 @@ class Points:
         return [{**dataclasses.asdict(point), "best_mpi": point.best_mpi} for point in self]
 
 
-def mpi_variants(quick: bool = False) -> dict[str, dict[str, str]]:
+def mpi_variants(hosts: int = 1, quick: bool = False) -> dict[str, dict[str, str]]:
     """Names of the running MPI's other ways of an allreduce, and the environment that chooses each.
 
     Open MPI's fixed rules pick one of the numbered algorithms of its component `tuned` by size and
-    number of ranks; other components can be given precedence.
+    number of ranks; other components can be given precedence. On several hosts `han` has it, unless
+    it is told not to.
     """
     if native.core_library().adasum_mpi_running().decode().startswith("Open MPI"):
         tuned = {1: "linear", 2: "reduce and broadcast", 3: "recursive doubling", 4: "ring"}
         tuned |= {5: "segmented ring", 6: "Rabenseifner", 7: "allgather and reduce"}
+        without_han = {"OMPI_MCA_coll_han_priority": "0"}
         variants = {
             name: {
+                **without_han,
                 "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
                 "OMPI_MCA_coll_tuned_allreduce_algorithm": str(number),
             }
             for number, name in tuned.items()
             if not quick or number in (3, 4, 6)
         }
-        components = ["sm"] if quick else ["sm", "adapt", "basic", "han"]
+        if hosts > 1:
+            variants["component tuned"] = without_han
+        components = ["sm"] if hosts == 1 else []
+        components += [] if quick else ["adapt", "basic", "han"]
         return variants | {
             f"component {name}": {f"OMPI_MCA_coll_{name}_priority": "95"} for name in components
         }

@@ -113,9 +113,7 @@ def measure_latencies(
         jobs.run([*start, *together], options.time_limit, take)
         in_turns = f"mpi,{options.contenders[0]}"
         short = ["--seconds", str(options.seconds / 5), "--contenders", in_turns]
-        for name, environ in latency.mpi_variants(options.quick).items():
-            if name == "component sm":
-                continue  # it is for the ranks of one host
+        for name, environ in latency.mpi_variants(hosts=2, quick=options.quick).items():
             command = [*start, *short, "--least-rounds", "3"]
             on_result = functools.partial(take, variant=name)
             jobs.run(command, options.time_limit, on_result, environ)
@@ -215,7 +213,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     options = parse()
     started = time.monotonic()
-    jobs_of_ranks = len(options.sizes) * len(latency.mpi_variants(options.quick))
+    jobs_of_ranks = len(options.sizes) * (
+        1 + len(latency.mpi_variants(hosts=2, quick=options.quick))
+    )
     latencies, training = options.only != "training", options.only != "latency"
     steps = jobs_of_ranks if latencies else 0
     steps += len(LOCAL_STEPS) * options.epochs if training else 0
