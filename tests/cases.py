@@ -46,28 +46,48 @@ def unit_roundoff(dtype: np.dtype) -> float:
     return float(ml_dtypes.finfo(dtype).eps) / 2
 
 
-def allowed_error(want: np.ndarray, vectors: Sequence[np.ndarray], dtype: np.dtype) -> float:
+def allowed_error(
+    want: np.ndarray,
+    vectors: Sequence[np.ndarray],
+    dtype: np.dtype,
+    levels: int | None = None,
+    largest: float = 0.0,
+) -> float:
     """The error in norm that a tensor's result may have.
 
     1e-6 of the result for float32, 1e-13 for float64, and for every dtype what one rounding at each
     level of the tree explains: of values that may cancel later on, so in units of the largest
-    vector.
+    vector, or of `largest` if that is more.
     """
     ranks = len(vectors)
     result = np.linalg.norm(want.ravel())
-    largest = max(np.linalg.norm(v.astype(np.float64).ravel()) for v in vectors)
-    levels = math.ceil(math.log2(ranks)) if ranks > 1 else 0
+    largest = max(largest, *(np.linalg.norm(v.astype(np.float64).ravel()) for v in vectors))
+    if levels is None:
+        levels = math.ceil(math.log2(ranks)) if ranks > 1 else 0
     rounding = levels * unit_roundoff(dtype) * max(result, largest)
     return max({"float32": 1e-6, "float64": 1e-13}.get(dtype.name, 0) * result, rounding)
 
 
-def expected(per_rank: list[list[np.ndarray]], op: str) -> list[np.ndarray]:
+def expected(
+    per_rank: list[list[np.ndarray]],
+    op: str,
+    algorithm: str = "rvh",
+    hosts: Sequence[int] | None = None,
+) -> list[np.ndarray]:
     """What `reference` says about each tensor, in float64."""
+    hosts = [0] * len(per_rank) if hosts is None else hosts
     combine = {
-        "adasum": reference.tree,
-        "sum": lambda v: np.sum(np.asarray(v, np.float64), axis=0),
-        "average": lambda v: np.mean(np.asarray(v, np.float64), axis=0),
-    }[op]
+        "rvh": reference.tree,
+        "ring": reference.ring,
+        "hierarchical": lambda v: reference.hierarchical(v, hosts, "average"),
+        "hierarchical_sum": lambda v: reference.hierarchical(v, hosts, "sum"),
+    }[algorithm]
+    if op != "adasum":
+        reduce = {"sum": np.sum, "average": np.mean}[op]
+
+        def combine(v):
+            return reduce(np.asarray(v, np.float64), axis=0)
+
     return [combine([arrays[t] for arrays in per_rank]) for t in range(len(per_rank[0]))]
 
 
@@ -77,20 +97,37 @@ def assert_close(got: np.ndarray, want: np.ndarray, allowed: float, what: str) -
     assert error <= allowed, f"{what}: error {error} > {allowed}"
 
 
-def check_table(reduce: Callable[[list[list[np.ndarray]], str], list[np.ndarray]], ranks: int):
+def check_table(
+    reduce: Callable[[list[list[np.ndarray]], str], list[np.ndarray]],
+    ranks: int,
+    algorithm: str = "rvh",
+    hosts: Sequence[int] | None = None,
+    *,
+    shapes_names: Sequence[str] = tuple(SHAPES),
+    dtypes: Sequence[str] = tuple(DTYPES),
+    ops: Sequence[str] = ("adasum", "sum", "average"),
+) -> None:
     """Holds every shape, dtype and op against the reference, and two runs against each other.
 
     `reduce` gets all ranks' arrays and returns the result of one of them.
     """
-    for shapes_name, shapes in SHAPES.items():
-        for dtype_name, dtype in DTYPES.items():
+    for shapes_name in shapes_names:
+        shapes = SHAPES[shapes_name]
+        for dtype_name in dtypes:
+            dtype = DTYPES[dtype_name]
             per_rank = vectors(shapes, dtype, ranks)
-            for op in ("adasum", "sum", "average"):
+            for op in ops:
                 got = reduce(per_rank, op)
                 again = reduce(per_rank, op)
-                for t, want in enumerate(expected(per_rank, op)):
+                for t, want in enumerate(expected(per_rank, op, algorithm, hosts)):
                     what = f"{ranks} ranks, {shapes_name}, tensor {t}, {dtype_name}, {op}"
                     assert got[t].dtype == dtype, what
                     vectors_of_t = [arrays[t] for arrays in per_rank]
-                    assert_close(got[t], want, allowed_error(want, vectors_of_t, dtype), what)
+                    allowed = allowed_error(want, vectors_of_t, dtype)
+                    if algorithm != "rvh":
+                        # Each rank may add a rounding, and a host's sum is larger than its parts.
+                        in_host = np.sum(np.abs(np.asarray(vectors_of_t, np.float64)), axis=0)
+                        largest = np.linalg.norm(in_host.ravel())
+                        allowed = allowed_error(want, vectors_of_t, dtype, ranks, largest)
+                    assert_close(got[t], want, allowed, what)
                     assert got[t].tobytes() == again[t].tobytes(), f"two runs differ: {what}"

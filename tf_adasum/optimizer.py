@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -132,6 +133,10 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
     def local_steps(self) -> int:
         """Steps in a window."""
         return self._options.local_steps
+
+    @local_steps.setter
+    def local_steps(self, local_steps: int) -> None:
+        self._options = dataclasses.replace(self._options, local_steps=local_steps)
 
     @property
     def op(self) -> Op:

@@ -120,7 +120,7 @@ class BucketCall {
   // Reduces and empties it.
   void Finish(Report& report) {
     TensorNorms norms;
-    if (in_host_) norms = CombineInHost();
+    if (plan_.host.size() > 1) norms = CombineInHost();
     if (over_hosts_) norms = CombineOverHosts(std::move(norms));
     if (plan_.host.size() > 1) {
       Distribute(norms);
@@ -149,26 +149,33 @@ class BucketCall {
 
   // This rank's slice of what the host's ranks have.
   TensorNorms CombineInHost() {
-    SliceVectors slice{{}, plan_.host.place, At(slice_.begin), {}, {}};
-    slice.vectors.resize(plan_.host.size());
+    SliceVectors slice{VectorsOfHost(), plan_.host.place, At(slice_.begin), {}, {}};
+    if (!in_host_) return {};
     slice.fill = [this](Range piece) { Fill(piece); };
     if (plan_.rows.empty()) slice.emit = [this](Range piece) { Emit(piece, x_); };
+    return in_host_->Combine(slice, context_.scratch, LaneSums(context_));
+  }
+
+  // Where the members' vectors have this rank's slice. Without memory, members that own no slice
+  // send theirs too.
+  std::vector<const char*> VectorsOfHost() {
+    std::vector<const char*> vectors(plan_.host.size());
     if (context_.memory != nullptr) {
       for (int member = 0; member < plan_.host.size(); ++member) {
-        slice.vectors[member] = context_.memory->Of(member) + slot_at_ + (At(slice_.begin) - x_);
+        vectors[member] = context_.memory->Of(member) + slot_at_ + (At(slice_.begin) - x_);
       }
-    } else {
-      char* at = received_;
-      slice.vectors[plan_.host.place] = At(slice_.begin);
-      ForEachOther([&](int to, int from) {
-        const Range theirs = SliceOfMember(to);
-        context_.transport.SendReceive(At(theirs.begin), Bytes(theirs), plan_.host.ranks[to], at,
-                                       Bytes(slice_), plan_.host.ranks[from], stream());
-        slice.vectors[from] = at;
-        at += Bytes(slice_);
-      });
+      return vectors;
     }
-    return in_host_->Combine(slice, context_.scratch, LaneSums(context_));
+    char* at = received_;
+    vectors[plan_.host.place] = At(slice_.begin);
+    ForEachOther([&](int to, int from) {
+      const Range theirs = SliceOfMember(to);
+      context_.transport.SendReceive(At(theirs.begin), Bytes(theirs), plan_.host.ranks[to], at,
+                                     Bytes(slice_), plan_.host.ranks[from], stream());
+      vectors[from] = at;
+      at += Bytes(slice_);
+    });
+    return vectors;
   }
 
   TensorNorms CombineOverHosts(TensorNorms in_host) {
