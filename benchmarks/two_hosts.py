@@ -213,11 +213,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     options = parse()
     started = time.monotonic()
-    jobs_of_ranks = len(options.sizes) * (
-        1 + len(latency.mpi_variants(hosts=2, quick=options.quick))
-    )
+    variants = latency.mpi_variants(hosts=2, quick=options.quick)
     latencies, training = options.only != "training", options.only != "latency"
-    steps = jobs_of_ranks if latencies else 0
+    steps = len(options.sizes) * (1 + len(variants)) if latencies else 0
     steps += len(LOCAL_STEPS) * options.epochs if training else 0
     progress = report.Progress(steps * len(options.ranks_per_host))
     points, trainings = Points(), []
