@@ -217,7 +217,8 @@ def grouped_allreduce(
             to rounding.
         fusion_threshold: bytes. Arrays are reduced in buckets of at most so many bytes, or of one
             array; two buckets are in memory at a time. By default the environment's
-            `TF_ADASUM_FUSION_THRESHOLD` or `HOROVOD_FUSION_THRESHOLD`, or else 4 MiB.
+            `TF_ADASUM_FUSION_THRESHOLD` or `HOROVOD_FUSION_THRESHOLD`, or else 4 MiB on one host
+            and 16 MiB over several.
 
     Returns:
         New arrays with the shapes and dtypes of `arrays`, bitwise equal on all ranks.

@@ -45,7 +45,8 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             on, or else "rvh".
         fusion_threshold: bytes. Weights are reduced in buckets of at most so many bytes, or of one
             weight; two buckets are in memory at a time. By default the environment's
-            `TF_ADASUM_FUSION_THRESHOLD` or `HOROVOD_FUSION_THRESHOLD`, or else 4 MiB.
+            `TF_ADASUM_FUSION_THRESHOLD` or `HOROVOD_FUSION_THRESHOLD`, or else 4 MiB on one host
+            and 16 MiB over several.
         nonfinite: what becomes of a rank's delta that holds NaN or infinity: "skip" counts it as
             zero, with a warning, and the rank goes on from the others' weights; the third time in
             a row it is an error on all ranks. "raise" makes it one the first time.

@@ -345,6 +345,13 @@ std::vector<int> AllRanks(int size) {
 
 }  // namespace
 
+int64_t DefaultFusionThreshold(const Transport& transport) {
+  // Measured, see docs/performance.md: in memory what the caches hold, over a network what its
+  // latency does not matter for.
+  constexpr int64_t kInMemory = 4 << 20, kOverNetwork = 16 << 20;
+  return transport.hosts().ranks.size() == 1 ? kInMemory : kOverNetwork;
+}
+
 Plan Plan::Make(Transport& transport, Algorithm algorithm) {
   const Hosts& hosts = transport.hosts();
   const int rank = transport.rank(), own_host = hosts.host_of[rank];

@@ -35,6 +35,9 @@ struct ReduceOptions {
   int64_t fusion_threshold = 0;  // of a bucket, bytes
 };
 
+// The size of a bucket where neither the user nor the environment names one, in bytes.
+int64_t DefaultFusionThreshold(const Transport& transport);
+
 // How an algorithm splits over hosts and lanes for these ranks.
 struct Plan {
   Op in_host;  // where Op is kAdasum; otherwise the op itself

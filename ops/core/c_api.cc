@@ -27,6 +27,7 @@ using adasum::MpiTransport;
 using adasum::Op;
 using adasum::ReduceOptions;
 using adasum::TensorSpec;
+using adasum::Transport;
 
 thread_local std::string last_error;
 
@@ -88,7 +89,7 @@ Op ToOp(int op) {
   return static_cast<Op>(op);
 }
 
-ReduceOptions ToOptions(const AdasumReduceOptions& given) {
+ReduceOptions ToOptions(const AdasumReduceOptions& given, const Transport& transport) {
   if (given.algorithm < ADASUM_RVH || given.algorithm > ADASUM_HIERARCHICAL_SUM) {
     throw Error(ErrorKind::kInvalidArgument,
                 "`algorithm` must be 0 (rvh), 1 (ring), 2 (hierarchical) or 3 (hierarchical_sum). "
@@ -100,8 +101,12 @@ ReduceOptions ToOptions(const AdasumReduceOptions& given) {
                 "`fusion_threshold` must be a number of bytes, or -1 for the default. Received: " +
                     std::to_string(given.fusion_threshold));
   }
-  return {ToOp(given.op), static_cast<Algorithm>(given.algorithm),
-          given.fusion_threshold < 0 ? adasum::DefaultFusionThreshold() : given.fusion_threshold};
+  int64_t threshold = given.fusion_threshold;
+  if (threshold < 0) {
+    threshold =
+        adasum::FusionThresholdOfEnvironment().value_or(adasum::DefaultFusionThreshold(transport));
+  }
+  return {ToOp(given.op), static_cast<Algorithm>(given.algorithm), threshold};
 }
 
 std::vector<TensorSpec> Specs(const AdasumTensor* tensors, int64_t count) {
@@ -202,8 +207,9 @@ const char* adasum_simd(void) { return adasum::CpuSimd(); }
 int adasum_allreduce(const AdasumTensor* inputs, void* const* outputs, int64_t count,
                      const AdasumReduceOptions* options) {
   return Guard([&] {
-    World()->Allreduce(Specs(inputs, count), Data(inputs, count).data(), outputs,
-                       ToOptions(*options), options->name);
+    const std::shared_ptr<Communicator> all = World();
+    all->Allreduce(Specs(inputs, count), Data(inputs, count).data(), outputs,
+                   ToOptions(*options, all->transport()), options->name);
   });
 }
 
@@ -215,8 +221,8 @@ int adasum_sync(const AdasumSyncTensors* t, const AdasumSyncOptions* o, AdasumSy
     const adasum::SyncTensors tensors{
         Specs(t->values, t->count),       values.data(), t->starts,    t->new_values, t->new_starts,
         Specs(t->states, t->state_count), states.data(), t->new_states};
-    const adasum::SyncOptions options{ToOptions(o->reduce), o->pending != 0, o->flush != 0,
-                                      o->raise_nonfinite != 0, o->skips_in_a_row};
+    const adasum::SyncOptions options{ToOptions(o->reduce, World()->transport()), o->pending != 0,
+                                      o->flush != 0, o->raise_nonfinite != 0, o->skips_in_a_row};
     const adasum::SyncResult done =
         o->flight < 0 ? World()->Sync(tensors, options, o->reduce.name)
                       : WorldFlights()->Sync(o->flight, tensors, options, o->reduce.name);
@@ -261,7 +267,6 @@ int adasum_simulate(int ranks, const int32_t* host_of, const AdasumTensor* input
     }
     std::vector<int> hosts(ranks, 0);
     if (host_of != nullptr) std::copy_n(host_of, ranks, hosts.begin());
-    const ReduceOptions reduce = ToOptions(*options);
     adasum::ThreadWorld threads_world(hosts, adasum::SharedMemoryIsWanted());
     std::mutex error_mutex;
     std::exception_ptr first_error;
@@ -280,6 +285,7 @@ int adasum_simulate(int ranks, const int32_t* host_of, const AdasumTensor* input
         try {
           Communicator communicator(threads_world.Join(rank));
           const AdasumTensor* own = inputs + first_tensor;
+          const ReduceOptions reduce = ToOptions(*options, communicator.transport());
           communicator.Allreduce(Specs(own, count), Data(own, count).data(), outputs + first_tensor,
                                  reduce, options->name);
         } catch (const Error& error) {

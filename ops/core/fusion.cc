@@ -14,12 +14,9 @@ namespace {
 // Bounds what the sums of dot products of a bucket take, however small its tensors are.
 constexpr size_t kMostTensors = 1024;
 
-// Measured, see benchmarks/fig4_allreduce_latency.py.
-constexpr int64_t kFusionThreshold = 4 << 20;
-
 }  // namespace
 
-int64_t DefaultFusionThreshold() {
+std::optional<int64_t> FusionThresholdOfEnvironment() {
   for (const char* name : {"TF_ADASUM_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD"}) {
     const char* text = std::getenv(name);
     if (text == nullptr || *text == 0) continue;
@@ -32,7 +29,7 @@ int64_t DefaultFusionThreshold() {
     }
     return bytes;
   }
-  return kFusionThreshold;
+  return std::nullopt;
 }
 
 int64_t TensorSpec::count() const {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "combine.h"
@@ -53,10 +54,10 @@ struct Bucket {
   int64_t bytes() const { return layout.size() * kernels.item_bytes; }
 };
 
-// The size of a bucket where the user names none, in bytes: TF_ADASUM_FUSION_THRESHOLD or
-// HOROVOD_FUSION_THRESHOLD in the environment, or else what was measured to be best. Throws
-// Error(kInvalidArgument) where the environment has no number of bytes.
-int64_t DefaultFusionThreshold();
+// The size of a bucket that TF_ADASUM_FUSION_THRESHOLD or HOROVOD_FUSION_THRESHOLD in the
+// environment names, in bytes; nothing where they are not set. Throws Error(kInvalidArgument) for
+// anything else than a number of bytes.
+std::optional<int64_t> FusionThresholdOfEnvironment();
 
 // The tensors of one call in buckets of whole tensors. A bucket has at most threshold bytes, unless
 // a single tensor has more.
