@@ -223,6 +223,10 @@ int adasum_sync(const AdasumSyncTensors* t, const AdasumSyncOptions* o, AdasumSy
         Specs(t->states, t->state_count), states.data(), t->new_states};
     const adasum::SyncOptions options{ToOptions(o->reduce, World()->transport()), o->pending != 0,
                                       o->flush != 0, o->raise_nonfinite != 0, o->skips_in_a_row};
+    if (o->flight >= 0 && (t->state_count > 0 || t->new_starts == nullptr)) {
+      throw Error(ErrorKind::kInvalidArgument,
+                  "a sync beside training takes no states, and writes the starts");
+    }
     const adasum::SyncResult done =
         o->flight < 0 ? World()->Sync(tensors, options, o->reduce.name)
                       : WorldFlights()->Sync(o->flight, tensors, options, o->reduce.name);

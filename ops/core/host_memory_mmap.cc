@@ -21,6 +21,8 @@ namespace adasum {
 
 namespace {
 
+constexpr const char* kName = "tf_adasum";
+
 // Where a process's segment is to be found. The token, which stands at its end until all have seen
 // it, tells it from that of another process with the same id in another container.
 struct Address {
@@ -55,7 +57,7 @@ class MappedSegments : public Segments {
       : token_at_((bytes + 7) / 8 * 8) {
     addresses_.assign(ranks.size(), nullptr);
     // Until all have mapped it, by which time they need no file any more.
-    const File file(memfd_create("tf_adasum", MFD_CLOEXEC));
+    const File file(memfd_create(kName, MFD_CLOEXEC));
     Address own{getpid(), file.get(), NewToken(), 0};
     if (file.get() >= 0 && ftruncate(file.get(), mapped_bytes()) == 0 && MapFile(file, member)) {
       WriteToken(member, own.token);
@@ -110,6 +112,10 @@ class MappedSegments : public Segments {
   void Open(int member, const Address& address) {
     const std::string path =
         "/proc/" + std::to_string(address.process) + "/fd/" + std::to_string(address.file);
+    // Whatever else another container's process of that number may have there is not to be opened.
+    char target[64] = "";
+    if (readlink(path.c_str(), target, sizeof target - 1) < 0) return;
+    if (std::string(target).rfind(std::string("/memfd:") + kName, 0) != 0) return;
     const File file(open(path.c_str(), O_RDWR | O_CLOEXEC));
     if (file.get() < 0 || lseek(file.get(), 0, SEEK_END) != mapped_bytes()) return;
     if (!MapFile(file, member) || ReadToken(member) == address.token) return;

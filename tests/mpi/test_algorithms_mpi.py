@@ -84,6 +84,31 @@ def test_the_buffer_is_bounded_by_the_threshold():
     assert grown < (128 + 16) * megabyte, f"{grown / megabyte} MiB for 128 MiB of results"
 
 
+@on_ranks(4)
+def test_the_optimizer_uses_the_algorithm():
+    import keras
+    import tensorflow as tf
+
+    import tf_adasum as adasum
+    from tf_adasum import reference
+
+    deltas = np.random.default_rng(3).normal(size=(4, 6))
+    for algorithm, combine in {
+        None: reference.tree,
+        "rvh": reference.tree,
+        "ring": reference.ring,
+        "hierarchical": lambda v: np.mean(v, axis=0),
+        "hierarchical_sum": lambda v: np.sum(v, axis=0),
+    }.items():
+        for make in (keras.optimizers.SGD, tf.compat.v1.train.GradientDescentOptimizer):
+            optimizer = adasum.DistributedOptimizer(make(1.0), algorithm=algorithm)
+            kind = keras.Variable if make is keras.optimizers.SGD else tf.Variable
+            variable = kind(np.zeros(6, "float32"))
+            gradient = tf.constant(-deltas[core.rank()], tf.float32)
+            optimizer.apply_gradients([(gradient, variable)])
+            np.testing.assert_allclose(variable.numpy(), combine(deltas), atol=1e-5)
+
+
 @on_ranks(2)
 def test_shared_memory_is_used_here():
     core.init()

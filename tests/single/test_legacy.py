@@ -147,7 +147,9 @@ def test_config_and_saved_models_of_tf_keras(family, tmp_path):
     home = _home(family)
     scaling = tf_keras.mixed_precision.LossScaleOptimizer
     for inner in (home.Adam(0.5), scaling(home.Adam(0.5), dynamic=False, initial_scale=8.0)):
-        optimizer = adasum.DistributedOptimizer(inner, "average", 7, name="mine")
+        optimizer = adasum.DistributedOptimizer(
+            inner, "average", 7, name="mine", algorithm="ring", fusion_threshold=123, overlap=True
+        )
         again = tf_keras.optimizers.deserialize(tf_keras.optimizers.serialize(optimizer))
         assert type(again) is type(optimizer)
         assert again.get_config() == optimizer.get_config()

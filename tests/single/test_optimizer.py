@@ -97,12 +97,18 @@ def test_surface_of_the_wrapped_optimizer():
 
 
 def test_config():
-    optimizer = adasum.AdasumOptimizer(keras.optimizers.Adam(0.5), 7, op="average", name="mine")
+    options = {"algorithm": "ring", "fusion_threshold": 123, "overlap": True, "nonfinite": "raise"}
+    optimizer = adasum.AdasumOptimizer(
+        keras.optimizers.Adam(0.5), 7, op="average", name="mine", **options
+    )
+    assert options.items() <= optimizer.get_config().items()
     again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     assert isinstance(again, adasum.AdasumOptimizer)
     assert again.get_config() == optimizer.get_config()
     assert (again.local_steps, again.op, again.name) == (7, adasum.Average, "mine")
     assert isinstance(again.inner_optimizer, keras.optimizers.Adam)
+    # What the environment chooses is not written down.
+    assert adasum.AdasumOptimizer("sgd").get_config()["algorithm"] is None
     assert keras.saving.get_registered_name(adasum.AdasumOptimizer) == "tf_adasum>AdasumOptimizer"
 
 

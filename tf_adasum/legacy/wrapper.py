@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -140,10 +139,6 @@ class Wrapper:
     def local_steps(self) -> int:
         """Steps in a window."""
         return self._options.local_steps
-
-    @local_steps.setter
-    def local_steps(self, local_steps: int) -> None:
-        self._options = dataclasses.replace(self._options, local_steps=local_steps)
 
     @property
     def op(self) -> Op:
