@@ -140,9 +140,13 @@ std::string Explain(const std::vector<std::string>& texts) {
 
 }  // namespace
 
-void Hasher::Add(const std::string& text) {
+void Hasher::Add(std::string_view text) {
   Add(text.size());
-  for (const char c : text) Add(static_cast<unsigned char>(c));
+  for (size_t at = 0; at < text.size(); at += sizeof(uint64_t)) {
+    uint64_t word = 0;
+    std::memcpy(&word, text.data() + at, std::min(sizeof word, text.size() - at));
+    Add(word);
+  }
 }
 
 void Hasher::Add(const void* data, int64_t bytes) {

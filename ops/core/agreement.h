@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "transport.h"
@@ -27,7 +28,7 @@ class CallSignature {
 class Hasher {
  public:
   void Add(uint64_t word) { hash_ = (hash_ ^ word) * 0x100000001b3u + (hash_ >> 47); }
-  void Add(const std::string& text);
+  void Add(std::string_view text);
   // Any amount of data, near memory bandwidth.
   void Add(const void* data, int64_t bytes);
   uint64_t hash() const { return hash_; }

@@ -87,7 +87,7 @@ Call& Call::IgnoringFirstDimension() {
 uint64_t Call::Hash() const {
   Hasher hasher;
   hasher.Add(static_cast<uint64_t>(kind_));
-  hasher.Add(name_);
+  hasher.Add(std::string_view(name_));
   hasher.Add(static_cast<uint64_t>(op_));
   hasher.Add(static_cast<uint64_t>(algorithm_));
   hasher.Add(static_cast<uint64_t>(fusion_threshold_));
@@ -101,9 +101,9 @@ uint64_t Call::Hash() const {
 void Call::AddTo(Hasher& hasher, const std::vector<TensorSpec>& tensors) const {
   hasher.Add(tensors.size());
   for (const TensorSpec& tensor : tensors) {
-    hasher.Add(std::string(tensor.name));
+    hasher.Add(std::string_view(tensor.name));
     hasher.Add(static_cast<uint64_t>(tensor.dtype));
-    if (tensor.dtype == DType::kOther) hasher.Add(std::string(tensor.dtype_name));
+    if (tensor.dtype == DType::kOther) hasher.Add(std::string_view(tensor.dtype_name));
     hasher.Add(static_cast<uint64_t>(tensor.rank));
     for (int i = first_dim_; i < tensor.rank; ++i) {
       hasher.Add(static_cast<uint64_t>(tensor.dims[i]));

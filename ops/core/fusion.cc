@@ -1,5 +1,6 @@
 #include "fusion.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <new>
@@ -57,7 +58,11 @@ void Buffer::Free::operator()(char* data) const { std::free(data); }
 
 void Fusion::Add(const std::vector<TensorSpec>& tensors, Op op) {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+    const auto is_of_dtype = [&](const TensorSpec& tensor) { return tensor.dtype == dtype; };
+    if (std::none_of(tensors.begin(), tensors.end(), is_of_dtype)) continue;
     std::vector<int64_t> members, counts;
+    members.reserve(tensors.size());
+    counts.reserve(tensors.size());
     int64_t bytes = 0;
     for (size_t t = 0; t < tensors.size(); ++t) {
       const TensorSpec& tensor = tensors[t];

@@ -51,6 +51,7 @@ class Layout {
 
   std::vector<Part> Parts(Range range) const {
     std::vector<Part> parts;
+    parts.reserve(static_cast<size_t>(tensors()));
     ForEachPart(range, [&](const Part& part) { parts.push_back(part); });
     return parts;
   }

@@ -61,15 +61,16 @@ Slices::Slices(const Kernels& kernels, const Layout& layout, Op op, Order order,
       }
     });
   }
+  const std::vector<Part> parts = layout.Parts(slice_);
   cut_.range = slice_;
   cut_.all_rows = static_cast<int>(cut.size());
   int64_t bytes = 0;
-  layout.ForEachPart(slice_, [&](const Part& part) {
+  for (const Part& part : parts) {
     if (!layout.is_whole(part)) {
       cut_.parts.push_back(part);
       cut_.rows.push_back(
           static_cast<int>(std::lower_bound(cut.begin(), cut.end(), part.tensor) - cut.begin()));
-      return;
+      continue;
     }
     const int64_t more = part.range.size() * kernels.item_bytes;
     if (whole_.empty() || bytes + more > kPieceBytes) {
@@ -81,7 +82,7 @@ Slices::Slices(const Kernels& kernels, const Layout& layout, Op op, Order order,
     work.parts.push_back(part);
     work.rows.push_back(work.all_rows++);
     bytes += more;
-  });
+  }
 }
 
 TensorNorms Slices::Combine(const SliceVectors& vectors, char* scratch,
