@@ -23,7 +23,7 @@ struct Context {
   int64_t slot_bytes;      // of a bucket; two are in work at a time
   int64_t received_bytes;  // of what is received for a bucket
   int64_t sums_bytes;      // of the sums of a level, in memory after the two buckets
-  int64_t norms_bytes;     // of what is known of a bucket's norms, after the sums
+  int64_t norms_bytes;     // of what is known of a bucket's norms and sides, after the sums
   char* buckets;           // this rank's two
   char* scratch;
   char* received;
@@ -64,6 +64,17 @@ class LaneSums {
   }
 
   const Context& context_;
+};
+
+// Over all pairs: what Report tells of them, as numbers of which the largest counts.
+struct Sides {
+  double differ = 0;
+  double nonzero = 0;
+
+  void Add(const Sides& other) {
+    differ = std::max(differ, other.differ);
+    nonzero = std::max(nonzero, other.nonzero);
+  }
 };
 
 class BucketCall {
@@ -122,6 +133,8 @@ class BucketCall {
     TensorNorms norms;
     if (plan_.host.size() > 1) norms = CombineInHost();
     if (over_hosts_) norms = CombineOverHosts(std::move(norms));
+    if (in_host_) Note(*in_host_);
+    if (over_hosts_) Note(*over_hosts_);
     if (plan_.host.size() > 1) {
       Distribute(norms);
     } else if (plan_.rows.empty()) {
@@ -130,8 +143,8 @@ class BucketCall {
     for (size_t t = 0; t < norms.combined.size(); ++t) {
       report.orthogonality[bucket_.tensors[t]] = norms.combined[t] / norms.inputs[t];
     }
-    if (in_host_) Note(*in_host_, report);
-    if (over_hosts_) Note(*over_hosts_, report);
+    report.all_equal = report.all_equal && sides_.differ == 0;
+    report.any_nonzero = report.any_nonzero || sides_.nonzero != 0;
   }
 
  private:
@@ -191,7 +204,7 @@ class BucketCall {
     return over_hosts_->Finish(std::move(in_host), over_lanes, {});
   }
 
-  // Each rank reads the slices of all lanes, and what the others know of the norms.
+  // Each rank reads the slices of all lanes, and what the others know of the norms and sides.
   void Distribute(TensorNorms& norms) {
     const bool has_norms =
         bucket_.op == Op::kAdasum && (plan_.in_host == Op::kAdasum || !plan_.rows.empty());
@@ -201,11 +214,13 @@ class BucketCall {
     }
     if (context_.memory == nullptr) {
       DistributeByMessages();
+      OverHost()(Reduction::kMax, &sides_.differ, 2);
       if (has_norms) ReduceNorms(norms, OverHost());
       return;
     }
     HostMemory& memory = *context_.memory;
     if (is_lane()) {
+      *SidesOf(plan_.host.place) = sides_;
       if (has_norms) {
         double* place = NormsOf(plan_.host.place);
         std::copy(norms.inputs.begin(), norms.inputs.end(), place);
@@ -220,7 +235,9 @@ class BucketCall {
       if (lane == plan_.host.place && plan_.rows.empty()) continue;  // emitted when it was made
       if (lane != plan_.host.place) memory.Await(lane, HostMemory::kDone, count_);
       Emit(slices_[lane], memory.Of(lane) + slot_at_);
-      if (has_norms && lane != plan_.host.place) TakeNorms(lane, norms);
+      if (lane == plan_.host.place) continue;
+      sides_.Add(*SidesOf(lane));
+      if (has_norms) TakeNorms(lane, norms);
     }
     memory.Post(HostMemory::kEmptied, count_);
   }
@@ -242,6 +259,11 @@ class BucketCall {
   double* NormsOf(int lane) const {
     char* after_sums = context_.memory->Of(lane) + 2 * (context_.slot_bytes + context_.sums_bytes);
     return reinterpret_cast<double*>(after_sums + count_ % 2 * context_.norms_bytes);
+  }
+
+  // After the norms.
+  Sides* SidesOf(int lane) const {
+    return reinterpret_cast<Sides*>(NormsOf(lane) + 2 * bucket_.layout.tensors());
   }
 
   void TakeNorms(int lane, TensorNorms& norms) const {
@@ -298,9 +320,9 @@ class BucketCall {
   }
 
   template <typename Stage>
-  static void Note(const Stage& stage, Report& report) {
-    report.all_equal = report.all_equal && stage.all_equal();
-    report.any_nonzero = report.any_nonzero || stage.any_nonzero();
+  void Note(const Stage& stage) {
+    if (!stage.all_equal()) sides_.differ = 1;
+    if (stage.any_nonzero()) sides_.nonzero = 1;
   }
 
   static constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
@@ -316,6 +338,7 @@ class BucketCall {
   const Range slice_;
   std::optional<Slices> in_host_;
   std::optional<Rvh> over_hosts_;
+  Sides sides_;
 };
 
 bool AreEqualPowersOfTwoInOrder(const Hosts& hosts) {
@@ -409,7 +432,7 @@ class AllreduceCall::State {
       constexpr int64_t kDouble = sizeof(double);
       largest(context_.slot_bytes, bytes);
       largest(context_.sums_bytes, pairs * tensors * 3 * kDouble);
-      largest(context_.norms_bytes, tensors * 2 * kDouble);
+      largest(context_.norms_bytes, (2 * tensors + 2) * kDouble);
       if (!plan_.rows.empty()) largest(context_.received_bytes, Rvh::ReceivedBytes(slice_bytes));
       if (!plan_.in_memory) largest(context_.received_bytes, (members - 1) * slice_bytes);
       if (members > 2) largest(scratch_bytes_, members / 2 * slice_bytes);
