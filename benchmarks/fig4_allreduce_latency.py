@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -46,6 +47,7 @@ from tf_adasum import launch
 
 BESIDE = ["mpi", "mpi_in_place", "memcpy"]
 IN_TENSORFLOW = ["tf adasum", "tf sum", "horovod adasum", "horovod sum", "horovod average"]
+ROOT = Path(__file__).resolve().parent.parent
 TENSORFLOW_WORKER = Path(__file__).with_name("fig4_tensorflow.py")
 
 
@@ -72,7 +74,10 @@ def plan(options: argparse.Namespace, worker: Path) -> list[Job]:
         if options.tensorflow:
             program = [str(options.horovod_python), str(TENSORFLOW_WORKER)]
             command = [*mpirun, *program, *given, str(options.seconds)]
-            planned.append(Job(f"np={ranks} TensorFlow", command, {"HOROVOD_CYCLE_TIME": "0.1"}))
+            # Horovod's environment need not have this package installed.
+            found = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+            environ = {"HOROVOD_CYCLE_TIME": "0.1", "PYTHONPATH": found}
+            planned.append(Job(f"np={ranks} TensorFlow", command, environ))
         short = [*mpirun, str(worker), *given, str(options.seconds / 10), "--least-rounds", "3"]
         for name, environ in latency.mpi_variants(quick=options.quick).items():
             command = [*short, "--contenders", f"mpi,{options.algorithms[0]}"]
