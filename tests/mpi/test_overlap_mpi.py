@@ -1,5 +1,7 @@
 """Syncs beside training, against the same workers written out in NumPy."""
 
+import itertools
+
 import numpy as np
 import pytest
 import worker
@@ -34,34 +36,37 @@ def _simulate(gradients, local_steps, rate):
     return history, agreed + reference.tree([w - agreed for w in weights])
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("local_steps", [1, 3])
 @on_ranks(2, 3, timeout=120)
-def test_equals_the_formula(local_steps, compiled):
+def test_equals_the_formula():
     import keras
     import tensorflow as tf
 
     import tf_adasum as adasum
 
+    def stepper(optimizer, variable, compiled):
+        return tf.function(lambda g: optimizer.apply([g], [variable]), jit_compile=compiled)
+
     rank, size = adasum.rank(), adasum.size()
     gradients = np.random.default_rng(0).normal(size=(8, size, 5))
-    variable = keras.Variable(np.zeros(5), dtype="float64")
-    optimizer = adasum.AdasumOptimizer(
-        keras.optimizers.SGD(0.5), local_steps=local_steps, overlap=True
-    )
-    optimizer.build([variable])
-    step = tf.function(lambda g: optimizer.apply([g], [variable]), jit_compile=compiled)
-    history, end = _simulate(gradients, local_steps, 0.5)
-    for i, want in enumerate(history):
-        step(tf.constant(gradients[i, rank]))
-        np.testing.assert_allclose(variable.numpy(), want[rank], atol=1e-12, err_msg=f"step {i}")
-    optimizer.sync()
-    np.testing.assert_allclose(variable.numpy(), end, atol=1e-12)
-    assert len({row.tobytes() for row in worker.gathered(variable)}) == 1
-    # Nothing is left: a second one changes nothing.
-    before = variable.numpy()
-    optimizer.sync()
-    np.testing.assert_array_equal(variable.numpy(), before)
+    for local_steps, compiled in itertools.product([1, 3], [False, True]):
+        variable = keras.Variable(np.zeros(5), dtype="float64")
+        optimizer = adasum.AdasumOptimizer(
+            keras.optimizers.SGD(0.5), local_steps=local_steps, overlap=True
+        )
+        optimizer.build([variable])
+        step = stepper(optimizer, variable, compiled)
+        history, end = _simulate(gradients, local_steps, 0.5)
+        for i, want in enumerate(history):
+            step(tf.constant(gradients[i, rank]))
+            what = f"step {i}, local_steps={local_steps}, compiled={compiled}"
+            np.testing.assert_allclose(variable.numpy(), want[rank], atol=1e-12, err_msg=what)
+        optimizer.sync()
+        np.testing.assert_allclose(variable.numpy(), end, atol=1e-12)
+        assert len({row.tobytes() for row in worker.gathered(variable)}) == 1
+        # Nothing is left: a second one changes nothing.
+        before = variable.numpy()
+        optimizer.sync()
+        np.testing.assert_array_equal(variable.numpy(), before)
 
 
 @on_ranks(2, 3, timeout=120)
