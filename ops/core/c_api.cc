@@ -49,15 +49,22 @@ std::shared_ptr<Communicator> World() {
 MpiTransport& MpiOf(Communicator& communicator);
 
 std::shared_ptr<Flights> WorldFlights() {
+  // Not under world_mutex, since it waits for the other ranks: a thread that ends this process
+  // after an error has to get at the rest meanwhile.
+  static std::mutex creating_mutex;
+  std::lock_guard<std::mutex> creating(creating_mutex);
   const std::shared_ptr<Communicator> communicator = World();
-  std::lock_guard<std::mutex> lock(world_mutex);
-  if (world_flights == nullptr) {
-    // Ranks that do something else instead get to know, before they are waited for in MPI.
-    communicator->Barrier("first sync beside training");
-    world_flights =
-        std::make_shared<Flights>(std::make_unique<Communicator>(MpiOf(*communicator).Duplicate()));
+  {
+    std::lock_guard<std::mutex> lock(world_mutex);
+    if (world_flights != nullptr) return world_flights;
   }
-  return world_flights;
+  // Ranks that do something else instead get to know, before they are waited for in MPI.
+  communicator->Barrier("first sync beside training");
+  auto made =
+      std::make_shared<Flights>(std::make_unique<Communicator>(MpiOf(*communicator).Duplicate()));
+  std::lock_guard<std::mutex> lock(world_mutex);
+  world_flights = made;
+  return made;
 }
 
 MpiTransport& MpiOf(Communicator& communicator) {
