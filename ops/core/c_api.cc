@@ -1,11 +1,14 @@
 #include "c_api.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -45,8 +48,30 @@ std::shared_ptr<Communicator> world;
 std::shared_ptr<Flights> world_flights;
 std::mutex world_mutex;
 
+// In a forked child: where its parent is, if that is a rank.
+std::optional<adasum::Topology> parents;
+
+adasum::Topology TopologyOf(const Communicator& communicator) {
+  const std::shared_ptr<Transport> transport = communicator.transport();
+  return adasum::Topology::Of(transport->rank(), transport->hosts());
+}
+
+// A forked child, such as one that reads data, is no rank, and has no watchdog's thread that could
+// be waited for. What it has of the parent's it leaves as it is, but for the topology.
+void LeaveToParent() {
+  if (world != nullptr) parents = TopologyOf(*world);
+  static_cast<void>(new std::shared_ptr<Communicator>(std::move(world)));
+  static_cast<void>(new std::shared_ptr<Flights>(std::move(world_flights)));
+  world = nullptr;
+  world_flights = nullptr;
+}
+
 std::shared_ptr<Communicator> World() {
   std::lock_guard<std::mutex> lock(world_mutex);
+  if (parents) {
+    throw Error(ErrorKind::kState,
+                "a process that a rank has forked is no rank itself, and cannot call a collective");
+  }
   if (world == nullptr) {
     throw Error(ErrorKind::kState, "tf_adasum is not initialized: call tf_adasum.init() first");
   }
@@ -144,6 +169,8 @@ int adasum_init(const void* comm) {
     if (world != nullptr) {
       throw Error(ErrorKind::kState, "tf_adasum is already initialized: call shutdown() first");
     }
+    static std::once_flag once;
+    std::call_once(once, [] { pthread_atfork(nullptr, nullptr, LeaveToParent); });
     const Patience patience = Patience::OfEnvironment();
     const StartWatch watch(patience.warning);
     std::shared_ptr<Transport> transport = MpiTransport::Create(comm);
@@ -179,13 +206,12 @@ void adasum_finalize(void) { adasum::FinalizeMpi(); }
 
 int adasum_is_initialized(void) {
   std::lock_guard<std::mutex> lock(world_mutex);
-  return world != nullptr;
+  return world != nullptr || parents.has_value();
 }
 
 int adasum_topology(AdasumTopology* topology) {
   return Guard([&] {
-    const std::shared_ptr<Transport> transport = World()->transport();
-    const adasum::Topology t = adasum::Topology::Of(transport->rank(), transport->hosts());
+    const adasum::Topology t = parents ? *parents : TopologyOf(*World());
     *topology = {t.rank, t.size, t.local_rank, t.local_size, t.cross_rank, t.cross_size};
   });
 }
