@@ -227,6 +227,12 @@ def go_on_without_the_dead() -> None:
     _goes_on = True
 
 
+def is_fault_tolerant() -> bool:
+    """Whether this MPI lets the others go on when a process dies: `mpirun --with-ft ulfm`."""
+    init()
+    return bool(native.core_library().adasum_is_fault_tolerant())
+
+
 def shrinkings() -> list[Shrinking]:
     """What ranks were lost since `init`, in order. No collective: to be looked at at any time."""
     library = native.core_library()

@@ -82,6 +82,7 @@ _PROTOTYPES = {
     "adasum_is_initialized": (ctypes.c_int, []),
     "adasum_topology": (ctypes.c_int, [ctypes.POINTER(Topology)]),
     "adasum_go_on_without_the_dead": (ctypes.c_int, []),
+    "adasum_is_fault_tolerant": (ctypes.c_int, []),
     "adasum_shrinkings": (ctypes.c_int64, []),
     "adasum_shrinking": (
         ctypes.c_int,

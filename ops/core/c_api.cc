@@ -220,6 +220,8 @@ int adasum_go_on_without_the_dead(void) {
   return Guard([] { World()->GoOnWithoutTheDead(); });
 }
 
+int adasum_is_fault_tolerant(void) { return adasum::MpiIsFaultTolerant() ? 1 : 0; }
+
 int64_t adasum_shrinkings(void) {
   std::lock_guard<std::mutex> lock(world_mutex);
   return world == nullptr ? 0 : world->shrinkings();

@@ -89,6 +89,8 @@ ADASUM_EXPORT int adasum_topology(AdasumTopology* topology);
  * written, the others' changes are reduced; later, all go back to the starts. To be called on all
  * ranks before the same collective. ADASUM_STATE where MPI cannot do that. */
 ADASUM_EXPORT int adasum_go_on_without_the_dead(void);
+/* Whether MPI can do that: 0 or 1. */
+ADASUM_EXPORT int adasum_is_fault_tolerant(void);
 /* How often ranks were lost since adasum_init. */
 ADASUM_EXPORT int64_t adasum_shrinkings(void);
 typedef struct {
