@@ -16,6 +16,7 @@ import operator
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -503,15 +504,16 @@ def _arrange_for_the_end() -> None:
 
 
 def _ending_all_ranks(show: Callable, pid: int) -> Callable:
-    def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-        show(kind, error, traceback)
+    def hook(kind: type[BaseException], error: BaseException, where: Any) -> None:
+        show(kind, error, where)
         job = native.core_library().adasum_job_size() if os.getpid() == pid else 1
         # Also the ranks that are in no communicator with this one: they may wait for it elsewhere.
         if job > 1 and not hasattr(sys, "ps1"):
             who = f"rank {rank()}" if is_initialized() else "one rank"
+            cause = "".join(traceback.format_exception_only(kind, error)).strip()
             if _goes_on:
-                _die_alone(f"tf_adasum: {who} ends after the exception above; the others go on")
-            _abort(f"tf_adasum: {who} ends the job after the exception above")
+                _die_alone(f"tf_adasum: {who} ends, the others go on. Its error: {cause}")
+            _abort(f"tf_adasum: {who} ends the job. Its error, shown above: {cause}")
 
     return hook
 
@@ -536,8 +538,9 @@ def _die_alone(message: str) -> None:
 
 
 def _abort(message: str) -> None:
-    print(message, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
+    # What others print meanwhile follows from this. So that the cause is seen last, it comes then.
     time.sleep(_GRACE_SECONDS)
+    print(message, file=sys.stderr, flush=True)
     native.core_library().adasum_abort(1)
