@@ -58,12 +58,13 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             on from its own weights, and its own change is then replaced by the combined one. When
             `fit` ends, or at `sync()`, nothing is left under way. Takes memory for two more copies
             of the trainable weights. Not with constraints, nor with `average_inner_state`.
-        elastic: whether the other ranks go on when the process of one dies; else the job ends. For Open MPI 5 started by `mpirun --with-ft ulfm`. They get new numbers, in the same
-            order, and go on with each other's changes of the weights; where the rank died in the
-            midst of a sync, from the weights of the last one, so that at most `local_steps` steps
-            are lost. What the wrapped optimizer keeps stays each rank's own, and the dead one's is
-            gone. All collectives of this process then work without the dead. Not with `overlap`.
-            See `callbacks.OnShrink`, and docs/reliability.md.
+        elastic: whether the other ranks go on when the process of one dies; else the job ends. For
+            Open MPI 5 started by `mpirun --with-ft ulfm`. They get new numbers, in the same order,
+            and go on with each other's changes of the weights; where the rank died in the midst of
+            a sync, from the weights of the last one, so that at most `local_steps` steps are lost.
+            What the wrapped optimizer keeps stays each rank's own, and the dead one's is gone. All
+            collectives of this process then work without the dead. Not with `overlap`. See
+            `callbacks.OnShrink` and docs/reliability.md.
         name: the optimizer's name.
 
     Example:
