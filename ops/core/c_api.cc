@@ -58,8 +58,17 @@ adasum::Topology TopologyOf(const Communicator& communicator) {
 
 // A forked child, such as one that reads data, is no rank, and has no watchdog's thread that could
 // be waited for. What it has of the parent's it leaves as it is, but for the topology.
+std::optional<adasum::Topology> before_fork;
+
+void PrepareFork() {
+  // MPI may fork while it is initialised.
+  const std::unique_lock<std::mutex> lock(world_mutex, std::try_to_lock);
+  before_fork.reset();
+  if (lock.owns_lock() && world != nullptr) before_fork = TopologyOf(*world);
+}
+
 void LeaveToParent() {
-  if (world != nullptr) parents = TopologyOf(*world);
+  parents = before_fork;
   static_cast<void>(new std::shared_ptr<Communicator>(std::move(world)));
   static_cast<void>(new std::shared_ptr<Flights>(std::move(world_flights)));
   world = nullptr;
@@ -170,7 +179,7 @@ int adasum_init(const void* comm) {
       throw Error(ErrorKind::kState, "tf_adasum is already initialized: call shutdown() first");
     }
     static std::once_flag once;
-    std::call_once(once, [] { pthread_atfork(nullptr, nullptr, LeaveToParent); });
+    std::call_once(once, [] { pthread_atfork(PrepareFork, nullptr, LeaveToParent); });
     const Patience patience = Patience::OfEnvironment();
     const StartWatch watch(patience.warning);
     std::shared_ptr<Transport> transport = MpiTransport::Create(comm);

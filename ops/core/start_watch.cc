@@ -12,6 +12,7 @@
 #include <cstring>
 #include <optional>
 
+#include "launcher.h"
 #include "watchdog.h"
 
 namespace adasum {
@@ -143,6 +144,7 @@ void StartWatch::Watch() {
   } else {
     std::this_thread::sleep_for(std::chrono::seconds(2));  // it may be here until then
   }
+  EndLauncherIfItStays();
   // MPI is not there yet to end the others: a process that fails makes the launcher do it.
   std::_Exit(EXIT_FAILURE);
 }

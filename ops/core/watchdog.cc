@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "error.h"
+#include "launcher.h"
 
 namespace adasum {
 
@@ -298,6 +299,7 @@ void Watchdog::LookForTheDead(Transport& transport) {
 
 void Watchdog::End(const std::string& why) {
   Say(why);
+  EndLauncherIfItStays();
   // MPI's way of ending may itself wait for something.
   std::thread([] {
     std::this_thread::sleep_for(std::chrono::seconds(5));
