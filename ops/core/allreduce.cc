@@ -413,8 +413,10 @@ class AllreduceCall::State {
       current->Finish(report);
       current = std::move(next);
     }
-    workspace.buckets_done += static_cast<uint32_t>(buckets);
-    workspace.slot_bytes = context_.slot_bytes;
+    if (plan_.in_memory) {
+      workspace.buckets_done += static_cast<uint32_t>(buckets);
+      workspace.slot_bytes = context_.slot_bytes;
+    }
     return report;
   }
 
