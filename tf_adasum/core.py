@@ -504,7 +504,7 @@ def _ending_all_ranks(show: Callable, pid: int) -> Callable:
         if job > 1 and not hasattr(sys, "ps1"):
             who = f"rank {rank()}" if is_initialized() else "one rank"
             if _goes_on:
-                _die_alone(f"tf_adasum: {who} ends after the exception above; the others go on")
+                _die_alone(f"tf_adasum: {who} ends after the exception above; those left go on")
             _abort(f"tf_adasum: {who} ends the job after the exception above")
 
     return hook
@@ -526,7 +526,7 @@ def _die_alone(message: str) -> None:
     print(message, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)
+    native.core_library().adasum_die_alone()
 
 
 def _abort(message: str) -> None:

@@ -157,7 +157,6 @@ void Communicator::UntilDone(const std::function<void()>& body) {
 void Communicator::Shrink(const std::string& problem) {
   FaultPlace("shrink");
   current_->Revoke();
-  if (watchdog_ != nullptr) watchdog_->Follow(nullptr);
   std::vector<int> lost;
   std::shared_ptr<Transport> living = current_->Shrink(&lost);
   if (lost.empty()) {
