@@ -512,7 +512,7 @@ def _ending_all_ranks(show: Callable, pid: int) -> Callable:
             who = f"rank {rank()}" if is_initialized() else "one rank"
             cause = "".join(traceback.format_exception_only(kind, error)).strip()
             if _goes_on:
-                _die_alone(f"tf_adasum: {who} ends, the others go on. Its error: {cause}")
+                _die_alone(f"tf_adasum: {who} ends, those left go on. Its error: {cause}")
             _abort(f"tf_adasum: {who} ends the job. Its error, shown above: {cause}")
 
     return hook
@@ -534,7 +534,7 @@ def _die_alone(message: str) -> None:
     print(message, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)
+    native.core_library().adasum_die_alone()
 
 
 def _abort(message: str) -> None:

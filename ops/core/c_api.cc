@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <limits>
@@ -256,6 +257,16 @@ void adasum_set_fault_hook(void (*hook)(const char* place)) { adasum::fault_hook
 int adasum_job_size(void) { return adasum::MpiJobSize(); }
 
 void adasum_abort(int exit_code) { adasum::AbortMpi(exit_code); }
+
+void adasum_die_alone(void) {
+  std::shared_ptr<Communicator> communicator;
+  {
+    std::lock_guard<std::mutex> lock(world_mutex);
+    communicator = world;
+  }
+  if (communicator != nullptr && communicator->watchdog()->OthersGoOn()) std::raise(SIGKILL);
+  std::_Exit(EXIT_FAILURE);
+}
 
 const char* adasum_last_error(void) { return last_error.c_str(); }
 

@@ -108,6 +108,10 @@ ADASUM_EXPORT void adasum_set_fault_hook(void (*hook)(const char* place));
 ADASUM_EXPORT int adasum_job_size(void);
 /* Ends every process of MPI_COMM_WORLD; does not return. */
 ADASUM_EXPORT void adasum_abort(int exit_code);
+/* Ends this process; does not return. Where others go on without the dead, by a signal, since of a
+ * process that ends by itself Open MPI's launcher tells them nothing. Where all others are ending
+ * too, with status 1, so that the job fails. */
+ADASUM_EXPORT void adasum_die_alone(void);
 ADASUM_EXPORT const char* adasum_last_error(void);
 
 /* "Open MPI" or "MPICH": what this library was compiled for. */

@@ -1,5 +1,6 @@
 #include "communicator.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <new>
@@ -50,6 +51,15 @@ int64_t RowBytes(const TensorSpec& tensor) {
   int64_t bytes = tensor.item_bytes;
   for (int i = 1; i < tensor.rank; ++i) bytes *= tensor.dims[i];
   return bytes;
+}
+
+// Where a rank is after others were lost. If it was lost itself, the next one after it, or the
+// first.
+int RankAfter(const Shrinking& shrinking, int rank) {
+  if (rank < 0 || rank >= shrinking.old_size) return rank;
+  const std::vector<int>& lost = shrinking.lost;
+  const auto before = std::lower_bound(lost.begin(), lost.end(), rank) - lost.begin();
+  return (rank - static_cast<int>(before)) % shrinking.new_size;
 }
 
 bool IsLoss(const Error& error) {
@@ -147,7 +157,6 @@ void Communicator::UntilDone(const std::function<void()>& body) {
 void Communicator::Shrink(const std::string& problem) {
   FaultPlace("shrink");
   current_->Revoke();
-  if (watchdog_ != nullptr) watchdog_->Follow(nullptr);
   std::vector<int> lost;
   std::shared_ptr<Transport> living = current_->Shrink(&lost);
   if (lost.empty()) {
@@ -240,7 +249,14 @@ bool Communicator::Broadcast(const std::vector<TensorSpec>& tensors, const void*
   const Watchdog::Call watched(watchdog_.get(), lane_, NameOf(CallKind::kBroadcast), name);
   const Results results(tensors, outputs, goes_on());
   bool changed = false;
-  UntilDone([&] { changed = BroadcastOnce(tensors, inputs, results.to(), root, name); });
+  const auto before = static_cast<size_t>(shrinkings());
+  UntilDone([&] {
+    int root_now = root;
+    for (size_t i = before; i < shrinkings_.size(); ++i) {
+      root_now = RankAfter(shrinkings_[i], root_now);
+    }
+    changed = BroadcastOnce(tensors, inputs, results.to(), root_now, name);
+  });
   results.Commit();
   return changed;
 }

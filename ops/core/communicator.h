@@ -58,7 +58,8 @@ class Communicator {
   // lost before anything is written, the others' changes are reduced; later, all go back to the
   // starts.
   SyncResult Sync(const SyncTensors& tensors, const SyncOptions& options, const std::string& name);
-  // Returns whether any bit of this rank's tensors was different from root's.
+  // Returns whether any bit of this rank's tensors was different from root's. Where root is lost,
+  // the next rank after it that lives takes its place.
   bool Broadcast(const std::vector<TensorSpec>& tensors, const void* const* inputs,
                  void* const* outputs, int root, const std::string& name);
   void Allgather(const TensorSpec& tensor, const void* input,

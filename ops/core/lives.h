@@ -25,7 +25,8 @@ class Lives {
   Lives& operator=(const Lives&) = delete;
   ~Lives();
 
-  // The ranks whose processes have ended. May be called by any thread.
+  // The ranks whose processes have ended, in the order that they were given in. May be called by
+  // any thread.
   std::vector<int> Ended() const;
 
  private:

@@ -90,6 +90,8 @@ class Transport {
   virtual std::unique_ptr<Transport> Shrink(std::vector<int>* /*lost*/) { return nullptr; }
   // The ranks that this one knows to have died. May be called by any thread.
   virtual std::vector<int> KnownLost() { return {}; }
+  // Those of them that the message layer does not know of: to wait for them does not end.
+  virtual std::vector<int> LostUnnoticed() { return {}; }
 
   // A few bytes to another rank, whatever that one is doing, and from any rank; for one thread of
   // its own. Both are lost where they cannot be had.

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <iterator>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -390,23 +392,36 @@ std::unique_ptr<Transport> MpiTransport::Shrink(std::vector<int>* lost) {
   }
 }
 
-std::vector<int> MpiTransport::KnownLost() {
-  std::vector<int> lost = lives_->Ended();
+std::vector<int> MpiTransport::KnownToMpi() const {
   MPI_Group failed = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
-  if (fault_tolerant() && CommFailed(handle_->comm, &failed) == MPI_SUCCESS) {
-    int count = 0;
-    MPI_Group_size(failed, &count);
-    std::vector<int> places(count), ranks(count);
-    for (int i = 0; i < count; ++i) places[i] = i;
-    MPI_Comm_group(handle_->comm, &all);
-    MPI_Group_translate_ranks(failed, count, places.data(), all, ranks.data());
-    lost.insert(lost.end(), ranks.begin(), ranks.end());
-    MPI_Group_free(&all);
-    MPI_Group_free(&failed);
-  }
-  std::sort(lost.begin(), lost.end());
-  lost.erase(std::unique(lost.begin(), lost.end()), lost.end());
+  if (!fault_tolerant() || CommFailed(handle_->comm, &failed) != MPI_SUCCESS) return {};
+  int count = 0;
+  MPI_Group_size(failed, &count);
+  std::vector<int> places(count), ranks(count);
+  std::iota(places.begin(), places.end(), 0);
+  MPI_Comm_group(handle_->comm, &all);
+  MPI_Group_translate_ranks(failed, count, places.data(), all, ranks.data());
+  MPI_Group_free(&all);
+  MPI_Group_free(&failed);
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+std::vector<int> MpiTransport::KnownLost() {
+  std::vector<int> lost;
+  const std::vector<int> ended = lives_->Ended(), known = KnownToMpi();
+  std::set_union(ended.begin(), ended.end(), known.begin(), known.end(), std::back_inserter(lost));
   return lost;
+}
+
+std::vector<int> MpiTransport::LostUnnoticed() {
+  std::vector<int> unnoticed;
+  const std::vector<int> ended = lives_->Ended();
+  if (ended.empty()) return {};
+  const std::vector<int> known = KnownToMpi();
+  std::set_difference(ended.begin(), ended.end(), known.begin(), known.end(),
+                      std::back_inserter(unnoticed));
+  return unnoticed;
 }
 
 void MpiTransport::SendNote(const void* note, int64_t bytes, int to) {

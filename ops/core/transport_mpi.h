@@ -40,6 +40,7 @@ class MpiTransport : public Transport {
   Vote AskLiving(uint32_t flags) override;
   std::unique_ptr<Transport> Shrink(std::vector<int>* lost) override;
   std::vector<int> KnownLost() override;
+  std::vector<int> LostUnnoticed() override;
   void SendNote(const void* note, int64_t bytes, int to) override;
   bool TakeNote(void* note, int64_t bytes) override;
 
@@ -49,6 +50,7 @@ class MpiTransport : public Transport {
                std::unique_ptr<Handle> handle);
   void CheckOthers();
   void ShareMemory();
+  std::vector<int> KnownToMpi() const;
 
   const std::vector<Process> processes_;  // of all ranks, on their hosts
   const std::unique_ptr<Handle> handle_;

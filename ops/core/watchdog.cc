@@ -66,6 +66,7 @@ struct Watchdog::Note {
   int32_t rank;
   int32_t is_question;
   uint64_t question;  // the number of the asking rank's question
+  int32_t dies;
   Lane lanes[kLanes];
 
   bool IsIn(int lane, uint64_t call) const {
@@ -125,6 +126,37 @@ void Watchdog::Follow(std::shared_ptr<Transport> transport) {
   transport_ = std::move(transport);
 }
 
+// Of ranks that all end by themselves, the last one to say so learns that the others do.
+bool Watchdog::OthersGoOn() {
+  std::lock_guard<std::mutex> working(working_mutex_);
+  std::shared_ptr<Transport> transport;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    dies_ = true;
+    transport = transport_;
+  }
+  Ask(*transport);
+  const double asked = Now();
+  while (true) {
+    Answer(*transport);
+    const std::vector<int> lost = transport->KnownLost();
+    bool all_known = true;
+    for (int rank = 0; rank < transport->size(); ++rank) {
+      if (rank == transport->rank() || std::count(lost.begin(), lost.end(), rank)) continue;
+      const auto answer = std::find_if(answers_.begin(), answers_.end(),
+                                       [&](const Note& note) { return note.rank == rank; });
+      if (answer == answers_.end()) {
+        all_known = false;
+      } else if (!answer->dies) {
+        return true;
+      }
+    }
+    if (all_known) return false;
+    if (Now() - asked > kAnswer) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
 void Watchdog::Work() {
   double tick = kTick;
   for (const double limit : {patience_.warning, patience_.abort}) {
@@ -142,7 +174,7 @@ void Watchdog::Work() {
       std::lock_guard<std::mutex> lock(mutex_);
       transport = transport_;
     }
-    if (transport == nullptr || transport->size() == 1) continue;
+    if (transport->size() == 1) continue;
     Answer(*transport);
     Look(*transport);
     LookForTheDead(*transport);
@@ -154,6 +186,7 @@ Watchdog::Note Watchdog::Own(int rank) const {
   note.rank = rank;
   const double now = Now();
   std::lock_guard<std::mutex> lock(mutex_);
+  note.dies = dies_;
   for (int lane = 0; lane < kLanes; ++lane) {
     const Progress& progress = lanes_[lane];
     Note::Lane& to = note.lanes[lane];
@@ -284,8 +317,7 @@ std::string Watchdog::Missing(const Transport& transport, Lane lane, uint64_t ca
 }
 
 void Watchdog::LookForTheDead(Transport& transport) {
-  if (transport.fault_tolerant()) return;  // the calls themselves get to know
-  const std::vector<int> lost = transport.KnownLost();
+  const std::vector<int> lost = transport.LostUnnoticed();
   if (lost.empty()) {
     dead_since_ = 0;
     return;
@@ -294,7 +326,10 @@ void Watchdog::LookForTheDead(Transport& transport) {
   if (Now() - dead_since_ < kLauncher) return;
   std::string ranks;
   for (const int rank : lost) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
-  End("error: the process of rank " + ranks + " has died, and the launcher has not ended the job.");
+  End("error: the process of rank " + ranks + " has died, and the launcher has not " +
+      (transport.fault_tolerant()
+           ? "told MPI, as where a process exits with a status that is not 0."
+           : "ended the job."));
 }
 
 void Watchdog::End(const std::string& why) {

@@ -56,8 +56,11 @@ class Watchdog {
     const Lane lane_;
   };
 
-  // After ranks have been lost: whom to ask from now on. With null, nobody for now.
+  // After ranks have been lost: whom to ask from now on.
   void Follow(std::shared_ptr<Transport> transport);
+
+  // For a rank that is about to end by itself: whether there is another one that is not.
+  bool OthersGoOn();
 
  private:
   struct Progress {  // of a lane
@@ -87,6 +90,7 @@ class Watchdog {
   std::shared_ptr<Transport> transport_;
   Progress lanes_[kLanes];
   bool ends_ = false;
+  bool dies_ = false;  // this rank
   std::condition_variable changed_;
 
   // The thread's own.
