@@ -1,5 +1,6 @@
 #include "c_api.h"
 
+#include <cfenv>
 #include <cstdlib>
 #include <exception>
 #include <limits>
@@ -71,8 +72,24 @@ MpiTransport& MpiOf(Communicator& communicator) {
   return static_cast<MpiTransport&>(communicator.transport());
 }
 
+// Denormal numbers are kept, and results rounded to the nearest, while it lives. TensorFlow's
+// threads take denormal numbers for zero, and which thread an op runs on differs from rank to rank.
+// A new thread begins as the one that made it.
+class DefaultArithmetic {
+ public:
+  DefaultArithmetic() {
+    std::fegetenv(&callers_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultArithmetic() { std::fesetenv(&callers_); }
+
+ private:
+  std::fenv_t callers_;
+};
+
 template <typename Body>
 int Guard(Body body) {
+  const DefaultArithmetic arithmetic;
   try {
     body();
     return ADASUM_OK;

@@ -2,7 +2,9 @@
 against exact arithmetic itself."""
 
 import contextlib
+import ctypes
 import math
+import platform
 from fractions import Fraction
 
 import ml_dtypes
@@ -147,8 +149,30 @@ def test_results_out_of_range_are_infinite():
     assert on_all([[a], [b], [-a], [-b]], "average")[0].tolist() == [0, 0]
 
 
+@contextlib.contextmanager
+def flushing_denormals():
+    """This thread as TensorFlow's are set, which take denormal numbers for zero."""
+    libm = ctypes.CDLL("libm.so.6")
+    saved, flushing = (ctypes.c_uint32 * 8)(), (ctypes.c_uint32 * 8)()
+    assert libm.fegetenv(saved) == libm.fegetenv(flushing) == 0
+    flushing[7] |= 0x8040  # MXCSR: denormals are zero, flush to zero
+    libm.fesetenv(flushing)
+    try:
+        assert np.float32(1e-40) * np.float32(1) == 0
+        yield
+        assert np.float32(1e-40) * np.float32(1) == 0, "the caller's setting is lost"
+    finally:
+        libm.fesetenv(saved)
+
+
 DENORMALS = {
     "kept": contextlib.nullcontext,
+    "flushed": pytest.param(
+        flushing_denormals,
+        marks=pytest.mark.skipif(
+            platform.machine() != "x86_64", reason="fenv_t is known for x86-64 only"
+        ),
+    ),
 }
 
 
