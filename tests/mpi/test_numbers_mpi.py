@@ -89,10 +89,13 @@ def _assert_equal_on_all_ranks(arrays):
     assert all(row.tobytes() == digest for row in digests), "the ranks' bits differ"
 
 
+@pytest.mark.parametrize("shared_memory", [True, False])
 @on_ranks(3)
-def test_several_ranks_without_a_finite_change():
+def test_several_ranks_without_a_finite_change(shared_memory):
     from syncs import sync
 
+    # Without, so little is sent to all ranks at once.
+    os.environ["TF_ADASUM_SHARED_MEMORY"] = str(int(shared_memory))
     start = [np.ones(2), np.ones(3)]
     value = [np.full(2, 3.0), np.full(3, 2.0)]
     rank = core.rank()
