@@ -131,3 +131,59 @@ def check_table(
                         allowed = allowed_error(want, vectors_of_t, dtype, ranks, largest)
                     assert_close(got[t], want, allowed, what)
                     assert got[t].tobytes() == again[t].tobytes(), f"two runs differ: {what}"
+
+
+def layouts(dtype: np.dtype) -> dict[str, np.ndarray]:
+    """Arrays whose elements do not lie one after the other, and others that are special."""
+    base = (np.arange(120.0) - 40).reshape(4, 5, 6).astype(dtype)
+    read_only = base.copy()
+    read_only.flags.writeable = False
+    fields = np.zeros(9, [("before", np.uint8), ("it", dtype)])
+    fields["it"] = base.ravel()[::-13][:9]
+    arrays = {
+        "transposed": base.T,
+        "negative steps": base[::-1, ::-2],
+        "steps": base[1::2, :, ::3],
+        "column": base[2, :, 3],
+        "diagonal": np.diagonal(base[:, :4, 0]),
+        "Fortran order": np.asfortranarray(base),
+        "read-only": read_only,
+        "repeated rows": np.broadcast_to(base[0, 0], (3, 6)),
+        "repeated number": np.broadcast_to(base[0, 0, 1], (7,)),
+        "unaligned": np.frombuffer(b"x" + base.tobytes(), dtype, offset=1),
+        "field of records": fields["it"],
+        "several pieces": np.resize(base, (300, 400)).T,
+        "0-d": np.array(base[1, 2, 3]),
+        "0-d view": base[1, 2, 3, ...],
+        "scalar": base[1, 2, 3],
+        "empty": base[:0, 0, 0],
+        "empty inside": base[:, 2:2, ::-1],
+    }
+    if dtype.newbyteorder("S") != dtype:
+        arrays["other byte order"] = base.astype(dtype.newbyteorder("S"))
+    return arrays
+
+
+# What is no vector of numbers to combine, or not yet: to be refused by name, and moved as bytes.
+OTHER_DTYPES = [
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"),
+    *("complex64", "complex128", "longdouble", "clongdouble"),
+    *("U3", "S3", "V5", "datetime64[s]", "timedelta64[ns]"),
+    *(ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.int4),
+    [("weight", "f4"), ("count", "i2")],
+]
+OTHER_DTYPES = [np.dtype(dtype) for dtype in OTHER_DTYPES]
+
+
+def many_tensors(ranks: int, number: int = 10_000) -> list[list[np.ndarray]]:
+    """[rank][tensor], of mixed dtypes and shapes, some empty, some without dimensions."""
+    shapes = [(), (0,), (1,), (17,), (3, 5), (2, 0, 3), (2, 3, 4), (64,)]
+    dtypes = list(DTYPES.values())
+    rng = np.random.default_rng(0)
+    return [
+        [
+            rng.normal(size=shapes[t % 8]).astype(dtypes[t // 8 % 4]).reshape(shapes[t % 8])
+            for t in range(number)
+        ]
+        for _ in range(ranks)
+    ]

@@ -23,7 +23,7 @@ from tensorflow.python.ops import control_flow_util
 from tf_adasum import core, native
 from tf_adasum.core import Adasum, Op
 
-_REDUCIBLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+REDUCIBLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 
 # Before anything else fails in a way that does not tell.
@@ -115,6 +115,8 @@ def grouped_allreduce(
 ) -> list[tf.Tensor]:
     """Reduces each tensor by itself over all ranks, in fused exchanges (the paper's 4.4.3).
 
+    What becomes of NaN and infinity, `core.grouped_allreduce` says.
+
     Args:
         tensors: float16, bfloat16, float32 or float64, of any shape; the same on all ranks.
         op: `Adasum` (the paper's equation 5), `Sum` or `Average`.
@@ -132,7 +134,7 @@ def grouped_allreduce(
     _check_list("tensors", tensors)
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     for i, tensor in enumerate(tensors):
-        if tensor.dtype not in _REDUCIBLE:
+        if tensor.dtype not in REDUCIBLE:
             raise TypeError(
                 "allreduce takes float16, bfloat16, float32 or float64. Received: "
                 f"tensors[{i}] of dtype {tensor.dtype.name}"

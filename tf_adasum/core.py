@@ -12,6 +12,7 @@ import atexit
 import ctypes
 import dataclasses
 import enum
+import functools
 import operator
 import os
 import sys
@@ -266,8 +267,12 @@ def grouped_allreduce(
 ) -> list[np.ndarray]:
     """Reduces each array by itself over all ranks, in fused exchanges (the paper's 4.4.3).
 
+    NaN or infinity on one rank goes through: an array's Adasum is then NaN in all of its elements,
+    on all ranks, a sum or a mean only where the value is. What two ranks' arrays come to is kept
+    in their dtype at each level of the tree, so what is out of its range there is infinite.
+
     Args:
-        arrays: float16, bfloat16 (of ml_dtypes), float32 or float64, of any shape.
+        arrays: float16, bfloat16 (of ml_dtypes), float32 or float64, of any shape and layout.
         op: "adasum", "sum" or "average". Sums of products are accumulated in float64.
         name: shown in errors; must be equal on all ranks.
         algorithm: "rvh" (the default), "ring", "hierarchical" (mean within a host) or
@@ -400,49 +405,63 @@ def _options(
     )
 
 
-class _Tensors:
+class _Arrays:
+    """Arrays and where they lie."""
+
+    def __init__(self, arrays: list[np.ndarray]):
+        self.arrays = arrays
+        self.pointers = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    def empty_like(self) -> _Arrays:
+        return _Arrays([np.empty_like(array) for array in self.arrays])
+
+
+class _Tensors(_Arrays):
     """Arrays as the C API wants them. Keeps alive what the pointers point to."""
 
     def __init__(self, arrays: Sequence[np.ndarray]):
         if not isinstance(arrays, (list, tuple)):
             raise TypeError(f"expected a list of arrays. Received: {type(arrays).__name__}")
-        self.arrays = [_plain(array) for array in arrays]
-        self.pointers = (ctypes.c_void_p * len(self.arrays))(*(a.ctypes.data for a in self.arrays))
+        super().__init__([_plain(array) for array in arrays])
         self._dims = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in self.arrays]
         self.tensors = (native.Tensor * len(self.arrays))(
-            *map(self._tensor, self.arrays, self._dims)
+            *map(self._tensor, self.arrays, self.pointers, self._dims)
         )
-
-    def __len__(self) -> int:
-        return len(self.arrays)
 
     @staticmethod
-    def _tensor(array: np.ndarray, dims: ctypes.Array) -> native.Tensor:
+    def _tensor(array: np.ndarray, data: int | None, dims: ctypes.Array) -> native.Tensor:
+        dtype_name, dtype = _dtype(array.dtype)
         return native.Tensor(
-            data=array.ctypes.data,
+            data=data,
             dims=dims,
             item_bytes=array.itemsize,
-            dtype_name=_dtype_name(array.dtype).encode(),
+            dtype_name=dtype_name,
             rank=array.ndim,
-            dtype=native.DTYPES.get(array.dtype.name, native.OTHER_DTYPE),
+            dtype=dtype,
         )
-
-    def empty_like(self) -> _Tensors:
-        return _Tensors([np.empty_like(array) for array in self.arrays])
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
     """The array itself, or a copy that is row-major and in this machine's byte order."""
     array = np.asarray(array)
     if array.dtype.hasobject:
-        raise TypeError(f"expected an array of numbers. Received: dtype={array.dtype}")
+        raise TypeError(
+            "expected an array of numbers; a reduction takes float16, bfloat16, float32 or "
+            f"float64. Received: dtype={array.dtype}"
+        )
     native_order = array.dtype.newbyteorder("=")
     # Not ascontiguousarray, which turns a scalar into a vector.
     return np.require(array.astype(native_order, copy=False), requirements="C")
 
 
-def _dtype_name(dtype: np.dtype) -> str:
-    return dtype.name if dtype.names is None else str(dtype.descr)
+@functools.lru_cache(maxsize=64)  # NumPy makes a dtype's name anew each time, in microseconds
+def _dtype(dtype: np.dtype) -> tuple[bytes, int]:
+    """Its name for error texts, and its code."""
+    name = dtype.name if dtype.names is None else str(dtype.descr)
+    return name.encode(), native.DTYPES.get(dtype.name, native.OTHER_DTYPE)
 
 
 def _encode(name: str | None) -> bytes:

@@ -37,10 +37,15 @@ def adasum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     dot = np.vdot(unit_a, unit_b)
     along_a = dot / (2 * np.vdot(unit_a, unit_a)) if unit_a.any() else 0.0
     along_b = dot / (2 * np.vdot(unit_b, unit_b)) if unit_b.any() else 0.0
-    # along_a unit_a is half of b's projection on a, so it takes b's scale, and the other way round.
-    return (a - np.ldexp(along_a * unit_a, exponent_b)) + (
-        b - np.ldexp(along_b * unit_b, exponent_a)
-    )
+    # a takes half of b's projection on it away, which is along_a a in b's scale, and b likewise.
+    # Where 3/2 of a number would be too large, or half of one denormal, all is moved away from
+    # there for the time being.
+    larger = max(exponent_a, exponent_b)
+    shift = int(np.clip(larger, -900, 1000)) - larger
+    half_on_a = along_a * np.ldexp(a, exponent_b - exponent_a + shift)
+    half_on_b = along_b * np.ldexp(b, exponent_a - exponent_b + shift)
+    result = (np.ldexp(a, shift) - half_on_a) + (np.ldexp(b, shift) - half_on_b)
+    return np.ldexp(result, -shift)
 
 
 def _scaled(x: np.ndarray) -> tuple[np.ndarray, int]:

@@ -128,6 +128,9 @@ class Window:
         Returns:
             A boolean scalar: whether the step's gradient is good. The very first one of a rank is
             not if it was computed at weights that were not rank 0's, which the rank now has.
+
+        Raises:
+            ValueError: if a variable has a dtype in which changes cannot be combined.
         """
         usable = self._start()
         self._open()
@@ -160,6 +163,7 @@ class Window:
         return tf.cond(not_started, self._start_from_root, lambda: tf.constant(True))
 
     def _start_from_root(self) -> tf.Tensor:
+        _check_reducible(self.variables)
         changed = collectives.broadcast_variables(
             self.variables,
             name=f"{self._call_name}, first weights",
@@ -287,6 +291,16 @@ def check_variables(options: Options, variables: Sequence[Variable]) -> None:
             "`overlap` and constraints of variables do not go together: what a constraint makes of "
             "a rank's own weights is no change that can be combined later."
         )
+
+
+def _check_reducible(variables: Sequence[Variable]) -> None:
+    for variable, name in zip(variables, names(variables), strict=True):
+        dtype = tf.as_dtype(variable.dtype)
+        if dtype.base_dtype not in collectives.REDUCIBLE:
+            raise ValueError(
+                "Several ranks can train variables of float16, bfloat16, float32 or float64 "
+                f"together. Received: {name!r} of dtype {dtype.name}"
+            )
 
 
 def check_strategy() -> None:

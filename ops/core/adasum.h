@@ -20,13 +20,14 @@ struct DotProducts {
   double bb = 0;
 };
 
-// Combine computes (a * scale_a) * factor_a + (b * scale_b) * factor_b. The scales are powers of
-// two, and 1 except where the squares of float64 values would leave the range of float64.
+// Combine computes ((a * scale_a) * factor_a + (b * scale_b) * factor_b) * scale. The scales are
+// powers of two, and 1 except where the squares of float64 values would leave the range of float64.
 struct Coefficients {
   double scale_a = 1;
   double factor_a = 1;
   double scale_b = 1;
   double factor_b = 1;
+  double scale = 1;
 };
 
 // A zero vector is neutral: its own factor does not matter, and a.b = 0 leaves the other one at 1.
@@ -53,14 +54,16 @@ inline int ScaleExponent(double max_abs) {
   return std::clamp(std::ilogb(max_abs), -1020, 1020);
 }
 
-// The same factors from sums of scaled vectors. The factor of a is kept times 2^exponent_a, since 1
-// - a.b / (2 |a|^2) itself may be too large to be represented although its product with a is not.
+// The same from sums of scaled vectors. The factors are those of the scaled vectors for a result
+// that is scaled as the larger of the two, and is brought back at the end: so nothing on the way is
+// too large where the result is not, and only the end rounds to a denormal number.
 inline Coefficients AdasumCoefficients(const DotProducts& v, int exponent_a, int exponent_b) {
-  const double up_a = std::ldexp(1.0, exponent_a), up_b = std::ldexp(1.0, exponent_b);
-  Coefficients c{std::ldexp(1.0, -exponent_a), up_a, std::ldexp(1.0, -exponent_b), up_b};
-  if (v.aa != 0) c.factor_a = up_a - v.ab / (2 * v.aa) * up_b;
-  if (v.bb != 0) c.factor_b = up_b - v.ab / (2 * v.bb) * up_a;
-  return c;
+  if (v.ab == 0) return {};  // one of them is zero, or they are orthogonal
+  const int exponent = std::max(exponent_a, exponent_b);
+  const double of_a = std::ldexp(1.0, exponent_a - exponent);
+  const double of_b = std::ldexp(1.0, exponent_b - exponent);
+  return {std::ldexp(1.0, -exponent_a), of_a - v.ab / (2 * v.aa) * of_b,
+          std::ldexp(1.0, -exponent_b), of_b - v.ab / (2 * v.bb) * of_a, std::ldexp(1.0, exponent)};
 }
 
 }  // namespace adasum

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <cfenv>
 #include <csignal>
 #include <cstdlib>
 #include <exception>
@@ -108,8 +109,24 @@ std::shared_ptr<Flights> WorldFlights() {
   return made;
 }
 
+// Denormal numbers are kept, and results rounded to the nearest, while it lives. TensorFlow's
+// threads take denormal numbers for zero, and which thread an op runs on differs from rank to rank.
+// A new thread begins as the one that made it.
+class DefaultArithmetic {
+ public:
+  DefaultArithmetic() {
+    std::fegetenv(&callers_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultArithmetic() { std::fesetenv(&callers_); }
+
+ private:
+  std::fenv_t callers_;
+};
+
 template <typename Body>
 int Guard(Body body) {
+  const DefaultArithmetic arithmetic;
   try {
     body();
     return ADASUM_OK;

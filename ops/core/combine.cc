@@ -91,7 +91,7 @@ void Combiner::NoteNorms() {
   for (size_t i = 0; i < dots_.size(); ++i) {
     const DotProducts& v = dots_[i];
     const Coefficients& c = coefficients_[i];
-    const double a = c.scale_a * c.factor_a, b = c.scale_b * c.factor_b;
+    const double a = c.scale_a * c.factor_a * c.scale, b = c.scale_b * c.factor_b * c.scale;
     norms_[i] = {v.aa, v.bb, a * a * v.aa + 2 * a * b * v.ab + b * b * v.bb};
   }
 }

@@ -25,7 +25,7 @@ struct Kernels {
   double (*max_abs)(const void* a, int64_t n);
   // Whether no element is infinite or NaN.
   bool (*all_finite)(const void* a, int64_t n);
-  // out = (a * scale_a) * factor_a + (b * scale_b) * factor_b. out may be a or b.
+  // out = what Coefficients says. out may be a or b.
   void (*combine)(const void* a, const void* b, const Coefficients& c, int64_t n, void* out);
   // out = a * weight_a + b * weight_b, for weights whose sum is 1: where a and b are equal, out is
   // too.

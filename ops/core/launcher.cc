@@ -27,8 +27,8 @@ namespace {
 // Milliseconds: until it is asked to end, asked again, which makes it hurry, and forced.
 constexpr int kPatience[] = {10'000, 3'000, 3'000};
 
-constexpr const char* kLaunchers[] = {"prterun",  "prted",   "orterun",       "orted",
-                                      "mpirun",   "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy"};
+constexpr const char* kLaunchers[] = {"prterun", "prted",   "orterun",       "orted",
+                                      "mpirun",  "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy"};
 
 // A process's name and parent; a parent of 0 where there is no such process.
 struct Program {

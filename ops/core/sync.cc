@@ -241,14 +241,15 @@ class SyncCall::State {
   }
 
   [[noreturn]] void ThrowNonfinite(Transport& transport, bool mine, int64_t bad) {
-    const std::string own = mine ? "tensor " + std::to_string(bad) : "";
+    std::string own;
+    if (mine) {
+      own = "tensor " + std::to_string(bad) + " of rank " + std::to_string(transport.rank());
+      const std::string name(tensors_.specs[bad].name);
+      if (!name.empty()) own += " (" + name + ")";
+    }
     std::string where;
-    int rank = 0;
     for (const std::string& text : GatherTexts(transport, own)) {
-      if (!text.empty()) {
-        where += (where.empty() ? "" : ", ") + text + " of rank " + std::to_string(rank);
-      }
-      ++rank;
+      if (!text.empty()) where += (where.empty() ? "" : ", ") + text;
     }
     std::string often;
     if (!options_.raise_nonfinite) {

@@ -5,15 +5,27 @@ import sys
 
 PROGRAM = """
 import hashlib
+import ml_dtypes
+import numpy as np
 from cases import DTYPES, SHAPES, vectors
 from tf_adasum import core, native
 
 digest = hashlib.sha256()
+def add(per_rank, op):
+    for array in core.simulate(per_rank, op)[0]:
+        digest.update(array.tobytes())
+
 for dtype in DTYPES.values():
     for seed, shapes in enumerate(SHAPES.values()):
         for op in ("adasum", "sum", "average"):
-            for array in core.simulate(vectors(shapes, dtype, 5, seed), op)[0]:
-                digest.update(array.tobytes())
+            add(vectors(shapes, dtype, 5, seed), op)
+    # Denormal numbers, and some that are or become infinite.
+    info = ml_dtypes.finfo(dtype)
+    for scale in (5 * float(info.smallest_subnormal), 0.3 * float(info.max)):
+        with np.errstate(over="ignore"):
+            ranks = [[(v * scale).astype(dtype) for v in of] for of in vectors([(77,)], "d", 5)]
+        for op in ("adasum", "sum", "average"):
+            add(ranks, op)
 print(native.core_library().adasum_simd().decode(), digest.hexdigest())
 """
 

@@ -71,7 +71,7 @@ class Wrapper:
         """Creates the state, if it is not there yet; the same whatever the number of ranks.
 
         Args:
-            variables: all that are trained; those that are not floating-point are left out.
+            variables: all that are trained; integers, which have no gradient, are left out.
             inner_state: returns what the wrapped optimizer keeps.
             name: of the window.
             not_averaged: one of these that `average_inner_state` does not mean.
@@ -83,7 +83,7 @@ class Wrapper:
                     "tf.compat.v1.enable_resource_variables() before the model is made, and after "
                     f"disable_v2_behavior() if that is called. Received: {variable!r}"
                 )
-        trained = [v for v in variables if dtype_of(v).is_floating]
+        trained = [v for v in variables if dtype_of(v).is_floating or dtype_of(v).is_complex]
         if self._window is not None:
             known = {id(v.handle) for v in self._window.variables}
             unknown = [v.name for v in trained if id(v.handle) not in known]

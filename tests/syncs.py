@@ -1,0 +1,79 @@
+"""The core's sync of ops/core/c_api.h, which only the TensorFlow ops call otherwise."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tf_adasum import core, native
+
+
+class _Tensors(ctypes.Structure):
+    _fields_ = [
+        ("count", ctypes.c_int64),
+        ("values", ctypes.POINTER(native.Tensor)),
+        ("starts", ctypes.POINTER(ctypes.c_void_p)),
+        ("new_values", ctypes.POINTER(ctypes.c_void_p)),
+        ("new_starts", ctypes.POINTER(ctypes.c_void_p)),
+        ("state_count", ctypes.c_int64),
+        ("states", ctypes.POINTER(native.Tensor)),
+        ("new_states", ctypes.POINTER(ctypes.c_void_p)),
+    ]
+
+
+class _Options(ctypes.Structure):
+    _fields_ = [
+        ("reduce", native.ReduceOptions),
+        ("pending", ctypes.c_int32),
+        ("flush", ctypes.c_int32),
+        ("raise_nonfinite", ctypes.c_int32),
+        ("skips_in_a_row", ctypes.c_int64),
+        ("flight", ctypes.c_int64),
+    ]
+
+
+class _Result(ctypes.Structure):
+    _fields_ = [
+        ("syncs", ctypes.c_int64),
+        ("skipped", ctypes.c_int32),
+        ("identical", ctypes.c_int32),
+    ]
+
+
+@dataclass
+class Synced:
+    """What `sync` tells beside the new values."""
+
+    syncs: int
+    skipped: bool
+    orthogonality: list[float]
+
+
+def sync(
+    values: Sequence[np.ndarray],
+    starts: Sequence[np.ndarray],
+    algorithm: str = "rvh",
+    *,
+    fusion_threshold: int | None = None,
+    raise_nonfinite: bool = False,
+    skips_in_a_row: int = 0,
+) -> Synced:
+    """Replaces `values` by `starts` + what all ranks' changes come to."""
+    core.init()
+    own, begun = core._Tensors(values), core._Tensors(starts)
+    none = core._Tensors([])
+    tensors = _Tensors(
+        len(own), own.tensors, begun.pointers, own.pointers, None, 0, none.tensors, none.pointers
+    )
+    reduce = core._options("adasum", None, algorithm, fusion_threshold)
+    options = _Options(reduce, 1, 0, raise_nonfinite, skips_in_a_row, -1)
+    result, orthogonality = _Result(), (ctypes.c_double * len(own))()
+    core._check(
+        native.core_library().adasum_sync(
+            ctypes.byref(tensors), ctypes.byref(options), ctypes.byref(result), orthogonality
+        )
+    )
+    return Synced(result.syncs, bool(result.skipped), list(orthogonality))
