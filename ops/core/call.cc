@@ -1,5 +1,7 @@
 #include "call.h"
 
+#include <utility>
+
 #include "error.h"
 
 namespace adasum {
@@ -74,8 +76,9 @@ Call& Call::WithStates(const std::vector<TensorSpec>& states) {
   return *this;
 }
 
-Call& Call::WithStarts(uint64_t checksum) {
+Call& Call::WithStarts(uint64_t checksum, std::function<uint64_t(size_t tensor)> of_tensor) {
   starts_ = checksum;
+  start_of_tensor_ = std::move(of_tensor);
   return *this;
 }
 
@@ -132,6 +135,11 @@ std::vector<std::string> Call::Describe() const {
   };
   if (states_ != nullptr) describe("averaged state", *states_);
   describe("tensor", *tensors_);
+  for (size_t t = 0; start_of_tensor_ && t < tensors_->size(); ++t) {
+    const std::string name((*tensors_)[t].name);
+    facts.push_back("start of tensor " + std::to_string(t) + (name.empty() ? "" : ", " + name) +
+                    ", with the checksum " + std::to_string(start_of_tensor_(t)));
+  }
   return facts;
 }
 

@@ -2,6 +2,7 @@
 #ifndef TF_ADASUM_OPS_CORE_CALL_H_
 #define TF_ADASUM_OPS_CORE_CALL_H_
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -26,8 +27,9 @@ class Call : public CallSignature {
   Call& WithRoot(int root);
   // Tensors that are averaged beside the others.
   Call& WithStates(const std::vector<TensorSpec>& states);
-  // A checksum of what has to be equal beside the tensors' shapes.
-  Call& WithStarts(uint64_t checksum);
+  // A checksum of what has to be equal beside the tensors' shapes. of_tensor, which may be empty,
+  // tells each tensor's, for the error's text.
+  Call& WithStarts(uint64_t checksum, std::function<uint64_t(size_t tensor)> of_tensor);
   Call& IgnoringFirstDimension();
 
   uint64_t Hash() const override;
@@ -44,6 +46,7 @@ class Call : public CallSignature {
   int64_t fusion_threshold_ = -1;
   int root_ = -1;
   uint64_t starts_ = 0;
+  std::function<uint64_t(size_t tensor)> start_of_tensor_;
   const std::vector<TensorSpec>* tensors_ = nullptr;
   const std::vector<TensorSpec>* states_ = nullptr;
   int first_dim_ = 0;  // the first one that counts

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "agreement.h"
 #include "call.h"
@@ -141,7 +142,15 @@ class SyncCall::State {
     Call call(CallKind::kSync, name_);
     call.With(options_.reduce).With(tensors_.specs).WithStates(tensors_.state_specs);
     // Deltas from different starts would add up to different weights without anybody noticing.
-    call.WithStarts(found.starts);
+    std::function<uint64_t(size_t)> start_of;
+    if (inputs_.starts != nullptr) {
+      start_of = [this](size_t t) {
+        Hasher hasher;
+        hasher.Add(inputs_.starts[t], tensors_.specs[t].bytes());
+        return hasher.hash();
+      };
+    }
+    call.WithStarts(found.starts, start_of);
     Saying saying;
     if (is_small_) {
       saying = {deltas_.bytes() + states_.bytes(), [this](char* to) {
