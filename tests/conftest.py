@@ -1,9 +1,12 @@
-"""Tests that need more memory or time than a test should are run on request only."""
+"""Which tests are run, and when the ranks that they share end."""
 
 import os
 from pathlib import Path
 
+import pool
 import pytest
+
+# Tests that need more memory or time than a test should are run on request only.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,3 +33,26 @@ def _free_gib() -> float:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) / (1 << 20)
     return 0.0
+
+
+# When the ranks of `on_ranks` end: with the last test of a file on so many ranks.
+
+
+def _group(item):
+    ranks = item.callspec.params["ranks"] if hasattr(item.obj, "body") else 0
+    return item.path, ranks
+
+
+def pytest_collection_modifyitems(items):
+    files = {path: place for place, path in enumerate(dict.fromkeys(item.path for item in items))}
+    items.sort(key=lambda item: (files[item.path], _group(item)[1]))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    if nextitem is None or _group(nextitem) != _group(item):
+        pool.close()
+
+
+def pytest_unconfigure():
+    pool.close()

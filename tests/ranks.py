@@ -9,26 +9,21 @@ An assertion that fails on any rank fails the test, with that rank's traceback.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import pool
+import processes
 import pytest
 
 from tf_adasum import launch
-
-# TensorFlow's notices would bury what a failed rank says.
-_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 
 @dataclass
@@ -47,24 +42,19 @@ def run(command: list[str], timeout: float, **environ: str) -> Ended:
         TimeoutError: with what was printed until then.
     """
     started = time.monotonic()
-    environment = {**launch.environment(), **_QUIET, **environ}
     with tempfile.TemporaryFile("w+", errors="replace") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
+        process = processes.start(command, output, **environ)
         try:
             process.wait(timeout)
         except subprocess.TimeoutExpired:
-            _end(process)
+            processes.end(process)
             output.seek(0)
             raise TimeoutError(
                 f"{command} did not end within {timeout} s:\n{output.read()}"
             ) from None
+        except BaseException:
+            processes.end(process)
+            raise
         output.seek(0)
         return Ended(process.returncode, output.read(), time.monotonic() - started)
 
@@ -75,16 +65,24 @@ def run_ranks(number: int, source: str, timeout: float = 60, **environ: str) -> 
     return run(command, timeout, **environ)
 
 
-def on_ranks(*numbers: int, timeout: float = 60) -> Callable[[Callable], Callable]:
+def on_ranks(
+    *numbers: int, timeout: float = 120, fresh: bool = False
+) -> Callable[[Callable], Callable]:
     """Makes a test of a body that runs on each of these numbers of ranks.
 
-    Other parameters of the test have to be JSON values.
+    The ranks have run other bodies of the same file before: `pooled_rank.py` says what it resets
+    after each of them. `fresh` ones have not, and exit after the body, for what happens once in a
+    process, or for all of its time. Other parameters of the test have to be JSON values.
     """
 
     def decorate(body: Callable) -> Callable:
         def test(ranks: int, **parameters: Any) -> None:
-            command = [*launch.mpirun_command(ranks), sys.executable, __file__]
             target = [body.__code__.co_filename, body.__name__, json.dumps(parameters)]
+            if not fresh:
+                pool.run(ranks, *target, timeout)
+                return
+            source = "import sys, pooled_rank; pooled_rank.run(*sys.argv[1:])"
+            command = [*launch.mpirun_command(ranks), sys.executable, "-c", source]
             ended = run([*command, *target], timeout)
             assert ended.code == 0, f"exit code {ended.code}\n{ended.output}"
 
@@ -96,41 +94,3 @@ def on_ranks(*numbers: int, timeout: float = 60) -> Callable[[Callable], Callabl
         return pytest.mark.parametrize("ranks", numbers)(test)
 
     return decorate
-
-
-def _end(process: subprocess.Popen) -> None:
-    """Ends a launcher and all below it: politely, so that it ends its ranks, then by force."""
-    below = _descendants(process.pid)
-    process.terminate()
-    try:
-        process.wait(5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for pid in below:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-
-
-def _descendants(pid: int) -> list[int]:
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except FileNotFoundError:
-        return []
-    found = [int(child) for child in children]
-    return found + [below for child in found for below in _descendants(child)]
-
-
-def _main(file: str, name: str, parameters: str) -> None:
-    sys.path.insert(0, str(Path(file).parent))
-    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    getattr(module, name).body(**json.loads(parameters))
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

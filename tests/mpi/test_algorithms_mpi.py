@@ -70,7 +70,7 @@ def test_usable_after_a_disagreement():
         np.testing.assert_allclose(core.allreduce(good * (attempt + 1)), good * (attempt + 1))
 
 
-@on_ranks(2)
+@on_ranks(2, fresh=True)
 def test_the_buffer_is_bounded_by_the_threshold():
     megabyte = 1 << 20
     arrays = [np.full(megabyte // 4, 1.0 + core.rank(), np.float32) for _ in range(128)]

@@ -153,7 +153,7 @@ def _graph(weights, rank, steps, local_steps):
     return variables, optimizer, optimizer.minimize(_loss(variables, x, y), global_step)
 
 
-@on_ranks(2)
+@on_ranks(2, fresh=True)
 @pytest.mark.parametrize("behaviour", ["v1", "v2"])
 def test_sessions(behaviour):
     import tempfile

@@ -154,7 +154,7 @@ def test_ranks_that_disagree_about_it():
         optimizer.apply([tf.ones(2)], [variable])
 
 
-@on_ranks(2)
+@on_ranks(2, fresh=True)
 def test_an_exit_with_a_sync_under_way():
     import keras
     import tensorflow as tf

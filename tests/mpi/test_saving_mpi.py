@@ -4,16 +4,22 @@ import pickle
 from pathlib import Path
 
 import numpy as np
+import pool
+import pytest
 import worker
-from ranks import run_ranks
+from ranks import on_ranks
 
 BATCHES, SAVED_AFTER, LOCAL_STEPS = 11, 6, 4
 
 
-def _run(job, folder, **options):
-    source = f"import test_saving_mpi; test_saving_mpi.{job.__name__}({str(folder)!r}, **{options})"
-    ended = run_ranks(2, source)
-    assert ended.code == 0, ended.output
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What training has left behind, whose processes are gone."""
+    folder = str(tmp_path_factory.mktemp("saved"))
+    save_and_go_on(2, folder=folder)
+    interrupt(2, folder=folder)
+    pool.close()
+    return folder
 
 
 # Without Dropout: Keras does not save the state of seeds.
@@ -44,12 +50,8 @@ def _assert_same(got, want, what):
         np.testing.assert_array_equal(a, b, err_msg=f"{what}: variable {i}")
 
 
-def test_saving_in_the_middle_of_a_window(tmp_path):
-    _run(_save_and_go_on, tmp_path)
-    _run(_load_and_go_on, tmp_path)
-
-
-def _save_and_go_on(folder):
+@on_ranks(2)
+def save_and_go_on(folder):
     import keras
     import tensorflow as tf
 
@@ -74,7 +76,8 @@ def _save_and_go_on(folder):
     (own / "end.pickle").write_bytes(pickle.dumps(_state(model)))
 
 
-def _load_and_go_on(folder):
+@on_ranks(2)
+def test_saving_in_the_middle_of_a_window(folder):
     import keras
     import tensorflow as tf
 
@@ -121,11 +124,6 @@ CASES = {
 }
 
 
-def test_backup_and_restore(tmp_path):
-    _run(_interrupted, tmp_path)
-    _run(_restored, tmp_path)
-
-
 def _train(case, seed, *callbacks):
     import keras
 
@@ -151,9 +149,9 @@ def _backup(folder, case):
     return keras.callbacks.BackupAndRestore(Path(folder) / case / "backup")
 
 
-def _interrupted(folder):
+@on_ranks(2)
+def interrupt(folder):
     import keras
-    import pytest
 
     import tf_adasum as adasum
 
@@ -170,7 +168,8 @@ def _interrupted(folder):
         end.write_bytes(pickle.dumps(_state(model)))
 
 
-def _restored(folder):
+@on_ranks(2)
+def test_backup_and_restore(folder):
     import tf_adasum as adasum
 
     for case in CASES:

@@ -18,7 +18,7 @@ def _bytes(tensors):
     return [tensor.numpy().tobytes() for tensor in tensors]
 
 
-@on_ranks(3)
+@on_ranks(3, fresh=True)
 def test_every_collective_gives_the_bits_of_the_graph():
     import tensorflow as tf
 
