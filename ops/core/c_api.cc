@@ -229,7 +229,12 @@ int adasum_shutdown(void) {
   });
 }
 
-void adasum_finalize(void) { adasum::FinalizeMpi(); }
+void adasum_finalize(void) {
+  Guard([] {
+    // A rank that has left no longer answers, and is watched by nobody.
+    adasum::WithinSeconds(Patience::OfEnvironment().abort, "the end of MPI", adasum::FinalizeMpi);
+  });
+}
 
 int adasum_is_initialized(void) {
   std::lock_guard<std::mutex> lock(world_mutex);

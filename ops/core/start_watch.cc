@@ -29,8 +29,8 @@ const char* FirstOf(std::initializer_list<const char*> variables) {
   return nullptr;
 }
 
-// This process's place on its host and the number of the job's processes there, as the launcher
-// tells; -1 where it does not.
+// This process's place on its host, and the numbers of the job's processes there and in all, as the
+// launcher tells; -1 where it does not.
 int LocalRank() {
   const char* text = FirstOf({"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"});
   return text == nullptr ? -1 : std::atoi(text);
@@ -38,6 +38,11 @@ int LocalRank() {
 
 int LocalSize() {
   const char* text = FirstOf({"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"});
+  return text == nullptr ? -1 : std::atoi(text);
+}
+
+int Size() {
+  const char* text = FirstOf({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"});
   return text == nullptr ? -1 : std::atoi(text);
 }
 
@@ -164,6 +169,9 @@ std::string StartWatch::Missing() const {
     missing += (missing.empty() ? "" : ", ") + NameOf(local_rank);
   }
   const std::string all = std::to_string(LocalSize());
+  if (missing.empty() && Size() == LocalSize()) {
+    return "All " + all + " have come, so MPI takes long to start, or one of them is stopped.";
+  }
   if (missing.empty()) {
     return "All " + all +
            " of this host have come, so one of another host has not, or they cannot reach each "

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 
 #include "error.h"
 #include "launcher.h"
@@ -18,8 +19,9 @@ namespace {
 constexpr double kTick = 0.5;
 // How long a rank has to answer: its watchdog looks twice a second, on a machine that may be busy.
 constexpr double kAnswer = 3;
-// How long a launcher has to end the ranks that another one's death leaves.
-constexpr double kLauncher = 3;
+// How long a launcher has to end the ranks that another one's death leaves, or to tell them of it:
+// on a busy machine that takes seconds, and here they wait to go on.
+constexpr double kEndsAll = 3, kTellsAll = 20;
 
 double Now() {
   using Clock = std::chrono::steady_clock;
@@ -53,6 +55,26 @@ Patience Patience::OfEnvironment() {
   const Patience unset;
   return {SecondsOfEnvironment("TF_ADASUM_STALL_WARNING_SECONDS", unset.warning),
           SecondsOfEnvironment("TF_ADASUM_STALL_ABORT_SECONDS", unset.abort)};
+}
+
+void WithinSeconds(double seconds, const std::string& what, const std::function<void()>& body) {
+  if (seconds == 0) {
+    body();
+    return;
+  }
+  std::promise<void> done;
+  const std::future<void> ended = done.get_future();
+  std::thread limit([&] {
+    if (ended.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready) {
+      return;
+    }
+    Say("error: a process has not come to " + what + " within " + Seconds(seconds) +
+        " (TF_ADASUM_STALL_ABORT_SECONDS).");
+    std::_Exit(EXIT_FAILURE);
+  });
+  body();
+  done.set_value();
+  limit.join();
 }
 
 // Where a rank is.
@@ -287,18 +309,21 @@ bool Watchdog::IsSpokesman(int rank, Lane lane, uint64_t call) const {
   });
 }
 
-std::string Watchdog::Missing(const Transport& transport, Lane lane, uint64_t call) const {
+std::string Watchdog::Missing(Transport& transport, Lane lane, uint64_t call) const {
   if (answers_.empty() && transport.size() > 2) {
     return "Which ranks are missing is not known: none answers, or MPI was initialised at a thread "
            "level below MULTIPLE.";
   }
   std::string text;
+  const std::vector<int> lost = transport.KnownLost();
   for (int rank = 0; rank < transport.size(); ++rank) {
     if (rank == transport.rank()) continue;
     std::string where;
     const auto answer = std::find_if(answers_.begin(), answers_.end(),
                                      [&](const Note& note) { return note.rank == rank; });
-    if (answer == answers_.end()) {
+    if (std::count(lost.begin(), lost.end(), rank)) {
+      where = "has died";
+    } else if (answer == answers_.end()) {
       where = "does not answer: it is stopped, gone, or cut off";
     } else if (answer->lanes[lane].begun < call) {
       const Note::Lane& last = answer->lanes[lane];
@@ -323,7 +348,7 @@ void Watchdog::LookForTheDead(Transport& transport) {
     return;
   }
   if (dead_since_ == 0) dead_since_ = Now();
-  if (Now() - dead_since_ < kLauncher) return;
+  if (Now() - dead_since_ < (transport.fault_tolerant() ? kTellsAll : kEndsAll)) return;
   std::string ranks;
   for (const int rank : lost) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
   End("error: the process of rank " + ranks + " has died, and the launcher has not " +

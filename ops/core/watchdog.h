@@ -33,6 +33,9 @@ struct Patience {
 // A number of seconds, 0 or more, from the environment. Throws Error(kInvalidArgument).
 double SecondsOfEnvironment(const char* variable, double unset);
 
+// Does something that waits for all processes. Ends this one after so many seconds, 0 for never.
+void WithinSeconds(double seconds, const std::string& what, const std::function<void()>& body);
+
 class Watchdog {
  public:
   // Ranks make the calls of each lane in the same order.
@@ -81,7 +84,7 @@ class Watchdog {
   void Ask(Transport& transport);
   void Report(Transport& transport, Lane lane, const Progress& progress);
   bool IsSpokesman(int rank, Lane lane, uint64_t call) const;
-  std::string Missing(const Transport& transport, Lane lane, uint64_t call) const;
+  std::string Missing(Transport& transport, Lane lane, uint64_t call) const;
   [[noreturn]] void End(const std::string& why);
 
   const Patience patience_;

@@ -1,0 +1,215 @@
+"""Ranks that die, stop, are late or do something else: each job ends as expected, and in time.
+
+The faults and what has to come of them are in tests/faults.
+"""
+
+import re
+import sys
+
+import campaign
+import pytest
+from campaign import Case
+from expectations import ENDS, GOES_ON
+from injector import Fault
+from ranks import run, run_ranks
+
+from tf_adasum import launch
+
+# What the shortest job takes on a busy machine, in seconds, beside the limit that is tested.
+START = 15
+
+PATIENCE = {"TF_ADASUM_STALL_WARNING_SECONDS": "1", "TF_ADASUM_STALL_ABORT_SECONDS": "6"}
+
+
+def run_case(
+    faults: list[Fault], mode: str, ranks: int, memory: int = 1, abort: int = 6, **job: object
+) -> campaign.Result:
+    """A job that has to end as expected, after all of the faults."""
+    environ = {
+        "TF_ADASUM_STALL_WARNING_SECONDS": "1",
+        "TF_ADASUM_STALL_ABORT_SECONDS": str(abort),
+        "TF_ADASUM_SHARED_MEMORY": str(memory),
+    }
+    job = {"elastic": mode == "elastic", **job}
+    result = campaign.run(Case(mode, ranks, tuple(faults), job, environ), limit=60)
+    said = f"{result.problem}, code {result.code}, happened: {result.happened}\n{result.output}"
+    assert not result.problem, said
+    assert len(result.happened) == len(faults), said
+    return result
+
+
+def test_random_faults():
+    cases = [campaign.plan(seed=7, number=number) for number in range(20)]
+    for result in campaign.run_all(cases, at_once=3, limit=60):
+        assert not result.problem, f"{result.problem}: {result.case}\n{result.output}"
+
+
+FIRST, LAST, MIDDLE = [0, 1, 2, 3, 4], [5, 4, 3, 2, 1], [2, 3, 1, 4, 0]
+PLACES = {
+    1: ["agree", "agreed", "fill", "reduce", "dots", "gather", "emit", "vote", "commit", "after"],
+    0: ["agree", "agreed", "fill", "halve", "reduce", "dots", "gather", "vote", "commit", "before"],
+}
+
+
+@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("memory", [1, 0])
+@pytest.mark.parametrize("victims", [FIRST, LAST, MIDDLE], ids=["first", "last", "middle"])
+def test_the_others_go_on_wherever_a_rank_dies(victims, memory, half):
+    # Six ranks down to one, a death a call. Another half of the victims meets each place.
+    places = PLACES[memory][5 * half : 5 * half + 5]
+    if victims == MIDDLE:
+        places = places[::-1]
+    faults = [
+        Fault(rank, "kill", place, call)
+        for call, (rank, place) in enumerate(zip(victims, places, strict=True))
+    ]
+    kind = "sync" if "commit" in places or victims == LAST else "allreduce"
+    result = run_case(faults, "elastic", 6, memory, kind=kind, size="large", seed=3)
+    assert result.expected == GOES_ON
+
+
+@pytest.mark.parametrize("memory", [1, 0])
+def test_ranks_die_while_the_others_get_over_a_death(memory):
+    faults = [
+        *(Fault(0, "kill", "agreed", 1), Fault(3, "kill", "shrink", 1)),
+        *(Fault(5, "kill", "vote", 3), Fault(1, "kill", "shrink", 3)),
+    ]
+    run_case(faults, "elastic", 6, memory)
+
+
+@pytest.mark.parametrize("kind", ["segv", "exit0", "exit3", "interrupt"])
+def test_the_end_of_one_ends_all_soon(kind):
+    assert run_case([Fault(1, kind, "agreed", 2)], "plain", 3).seconds < 10
+
+
+@pytest.mark.parametrize("kind", ["kill", "exit0"])
+def test_the_end_of_one_is_an_error_with_ulfm(kind):
+    result = run_case([Fault(1, kind, "agreed", 2)], "ulfm", 3)
+    assert "RankLostError: rank 1 has died" in result.output and result.seconds < 10
+
+
+def test_mpirun_is_interrupted():
+    assert run_case([Fault(1, "interrupt_mpirun", "before", 1)], "plain", 3).seconds < 10
+
+
+def test_an_exit_that_the_others_are_not_told_of():
+    # With a status that is not 0, Open MPI's launcher does not make MPI know.
+    result = run_case([Fault(1, "exit3", "agreed", 2)], "elastic", 3, abort=60)
+    assert "the launcher has not told MPI" in result.output
+    assert result.expected == ENDS and result.seconds < 20 + START
+
+
+def test_a_job_in_which_all_ranks_fail_does():
+    faults = [Fault(rank, "exception", call=2) for rank in range(3)]
+    result = campaign.run(Case("elastic", 3, tuple(faults), {"elastic": True}, PATIENCE))
+    assert result.code not in (0, None), result.output
+    assert len(result.happened) == 3 and "InjectedError: rank 2 fails" in result.output
+
+
+def test_a_stopped_rank_ends_the_job():
+    assert run_case([Fault(2, "halt", "agreed", 3)], "plain", 4).seconds < 6 + START
+
+
+def test_a_rank_that_is_stopped_while_the_others_leave_mpi():
+    result = run_case([Fault(2, "halt", "agreed", 8)], "plain", 3)
+    assert "a process has not come to the end of MPI within 6 s" in result.output
+
+
+@pytest.mark.parametrize("kind", ["stop", "delay"])
+def test_a_pause_ends_nothing(kind):
+    run_case([Fault(0, kind, "reduce", 2, seconds=2)], "elastic", 3)
+
+
+LATE = """
+import sys, time
+import numpy as np
+from tf_adasum import core
+core.allreduce(np.ones(3), name="first")
+if core.rank() == 2:
+    time.sleep({seconds})
+core.allreduce(np.ones(3), name="second")
+core.barrier()
+time.sleep(2)
+core.barrier()
+"""
+
+
+def test_the_user_is_told_whom_the_others_wait_for():
+    ended = run_ranks(3, LATE.format(seconds=5), TF_ADASUM_STALL_WARNING_SECONDS="1")
+    assert ended.code == 0, ended.output
+    waits = r"warning: rank 0 has been waiting for \d s in its call 2, allreduce 'second'"
+    # Twice as long each time: after 1, 2 and 4 seconds.
+    assert len(re.findall(waits, ended.output)) in (2, 3), ended.output
+    assert "Missing: rank 2, which has been out of its call 1, allreduce 'first'" in ended.output
+    assert "will end after 1800 s (TF_ADASUM_STALL_ABORT_SECONDS)" in ended.output
+    assert "call 2 has ended, the ranks go on" in ended.output
+    assert "rank 1 has been waiting" not in ended.output
+
+
+def test_nobody_is_warned_where_the_limit_is_zero():
+    environ = {"TF_ADASUM_STALL_WARNING_SECONDS": "0", "TF_ADASUM_STALL_ABORT_SECONDS": "0"}
+    ended = run_ranks(3, LATE.format(seconds=3), **environ)
+    assert (ended.code, ended.output) == (0, "")
+
+
+def test_a_rank_that_never_comes_ends_the_job():
+    ended = run_ranks(3, LATE.format(seconds=100), **PATIENCE)
+    assert ended.code != 0
+    assert re.search(r"error: rank 0 has been waiting for \d+ s in its call 2", ended.output)
+    assert "Missing: rank 2, which has been out of its call 1" in ended.output
+    assert "The job ends, since TF_ADASUM_STALL_ABORT_SECONDS is 6 s." in ended.output
+    assert ended.seconds < 6 + START
+
+
+def test_a_limit_that_is_no_number():
+    ended = run_ranks(
+        2, "from tf_adasum import core; core.init()", TF_ADASUM_STALL_ABORT_SECONDS="1h"
+    )
+    assert ended.code != 0
+    assert "TF_ADASUM_STALL_ABORT_SECONDS must be a number of seconds" in ended.output
+    assert "Received: 1h" in ended.output
+
+
+@pytest.mark.parametrize("rest", ["time.sleep(100)", "sys.exit(0)"])
+def test_a_process_that_does_not_start(rest):
+    source = f"""
+import os, sys, time
+from tf_adasum import core
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    {rest}
+core.init()
+"""
+    environ = {"TF_ADASUM_STALL_WARNING_SECONDS": "2", "TF_ADASUM_START_ABORT_SECONDS": "5"}
+    ended = run_ranks(3, source, **environ)
+    assert ended.code != 0
+    missing = "these have not come to tf_adasum.init(): rank 1 (local rank 1)."
+    assert "warning: for 2 s the processes" in ended.output
+    assert f"Of the 3 of this host {missing}" in ended.output
+    assert "have not met within 5 s (TF_ADASUM_START_ABORT_SECONDS)" in ended.output
+    assert ended.seconds < 5 + START
+
+
+@pytest.mark.parametrize("memory", ["1", "0"])
+def test_a_death_of_which_the_launcher_makes_nothing(memory):
+    source = """
+import os, signal
+import numpy as np
+from tf_adasum import core
+core.allreduce(np.ones(3))
+if core.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+core.allreduce(np.ones(100_000))
+"""
+    mpirun, *options = launch.mpirun_command(3)
+    command = [mpirun, "--enable-recovery", *options, sys.executable, "-c", source]
+    ended = run(command, 60, TF_ADASUM_SHARED_MEMORY=memory)
+    assert ended.code != 0
+    assert "the process of rank 1 has died, and the launcher has not ended" in ended.output
+    assert ended.seconds < 10 + START
+
+
+def test_the_others_cannot_go_on_where_mpi_cannot():
+    ended = run_ranks(2, "from tf_adasum import core; core.go_on_without_the_dead()")
+    assert ended.code != 0
+    assert "RuntimeError: this MPI does not go on after a process has died" in ended.output
+    assert "mpirun --with-ft ulfm" in ended.output
