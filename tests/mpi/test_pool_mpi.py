@@ -1,5 +1,6 @@
 """The ranks that bodies share: what is shown of failures, what ends, and what is forgotten."""
 
+import importlib.util
 import os
 import random
 import signal
@@ -132,6 +133,12 @@ def leaves_much_behind():
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("mixed_float16")
     assert keras.layers.Dense(1).name == "dense"
+    if importlib.util.find_spec("tf_keras"):
+        import tf_keras
+
+        tf_keras.backend.set_floatx("float64")
+        tf_keras.mixed_precision.set_global_policy("mixed_float16")
+        assert tf_keras.layers.Dense(1).name == "dense"
     core.init()
 
 
@@ -145,6 +152,12 @@ def finds_nothing():
     assert "error" not in {action for action, *_ in warnings.filters}
     assert keras.config.floatx() == keras.config.dtype_policy().name == "float32"
     assert keras.layers.Dense(1).name == "dense"
+    if importlib.util.find_spec("tf_keras"):
+        import tf_keras
+
+        assert tf_keras.backend.floatx() == "float32"
+        assert tf_keras.mixed_precision.global_policy().name == "float32"
+        assert tf_keras.layers.Dense(1).name == "dense"
     assert not core.is_initialized()
     # As in new processes, each rank has numbers of its own.
     for number in (
