@@ -46,9 +46,10 @@ class SyncCall::State {
     const Ends delta_ends = DeltaEnds(), state_ends = StateEnds();
     AllreduceCall deltas = Prepare(place, deltas_, delta_ends);
     const Agreed agreed = Agree(place, deltas);
+    const bool again = options_.flush && (agreed.flags & kGoesOn);
     if (!(agreed.flags & kPending)) {
       KeepValues();
-      return false;
+      return again;
     }
     report_ = Reduce(place, deltas_, delta_ends, &deltas, agreed.said, 0);
     // What goes with a change that is not finite is likely not finite either, and must not get
@@ -60,7 +61,7 @@ class SyncCall::State {
       Keep(tensors_.state_specs, inputs_.states, tensors_.new_states);
     }
     reduced_ = true;
-    return options_.flush && (agreed.flags & kGoesOn);
+    return again;
   }
 
   void EndRound() {
@@ -135,7 +136,7 @@ class SyncCall::State {
     // A change that is not finite counts as zero, all of it.
     counts_as_zero_ = is_bad;
     const bool is_error = is_bad && (options_.raise_nonfinite ||
-                                     options_.skips_in_a_row + 1 >= SyncOptions::kMaxSkipsInARow);
+                                     options_.skips_in_a_row >= SyncOptions::kMaxSkipsInARow - 1);
     const bool pending = inputs_.pending || (!is_bad && !found.zero);
     const uint64_t own = (pending ? kPending : 0) | (options_.flush ? 0 : kGoesOn) |
                          (is_bad ? kSkips : 0) | (is_error ? kNonfinite : 0);

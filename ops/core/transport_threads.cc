@@ -42,11 +42,11 @@ class ThreadTransport : public Transport {
     int64_t received = 0;
     try {
       received = Take(receive, capacity, from, kControl);
+      AwaitTaken(*sent, to);
     } catch (const Error&) {
       Withdraw(*sent, to);
       throw;
     }
-    AwaitTaken(*sent, to);
     return received;
   }
 
