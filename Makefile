@@ -18,7 +18,7 @@ USE_WHEEL := $(filter $(WHEEL_MPICC),$(MPI_CC))
 # mpirun and the libraries have to be of one MPI.
 WITH_MPI := MPICC="$(MPI_CC)" PATH="$(dir $(MPI_CC)):$$PATH"
 
-CPP_FILES = $(shell find ops benchmarks -name '*.h' -o -name '*.cc' -o -name '*.inc' -o -name '*.cu')
+CPP_FILES = $(shell find ops benchmarks tests -name '*.h' -o -name '*.cc' -o -name '*.inc' -o -name '*.cu')
 TEST_EXTRAS = import configparser as c; p = c.ConfigParser(); p.read("setup.cfg"); \
   print(*p["options.extras_require"]["test"].split())
 

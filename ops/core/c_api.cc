@@ -12,9 +12,11 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
+#include "arguments.h"
 #include "communicator.h"
 #include "error.h"
 #include "faults.h"
@@ -26,18 +28,21 @@
 
 namespace {
 
-using adasum::Algorithm;
+using adasum::CheckMemory;
 using adasum::Communicator;
-using adasum::DType;
+using adasum::DataOf;
 using adasum::Error;
 using adasum::ErrorKind;
 using adasum::Flights;
+using adasum::Given;
 using adasum::MpiTransport;
-using adasum::Op;
+using adasum::OptionsOf;
 using adasum::Patience;
 using adasum::ReduceOptions;
+using adasum::SpecsOf;
 using adasum::StartWatch;
 using adasum::TensorSpec;
+using adasum::TextOf;
 using adasum::Transport;
 using adasum::Watchdog;
 
@@ -142,52 +147,6 @@ int Guard(Body body) {
   }
 }
 
-Op ToOp(int op) {
-  if (op < ADASUM_OP_ADASUM || op > ADASUM_OP_AVERAGE) {
-    throw Error(ErrorKind::kInvalidArgument,
-                "`op` must be 0 (Adasum), 1 (Sum) or 2 (Average). Received: " + std::to_string(op));
-  }
-  return static_cast<Op>(op);
-}
-
-ReduceOptions ToOptions(const AdasumReduceOptions& given, const Transport& transport) {
-  if (given.algorithm < ADASUM_RVH || given.algorithm > ADASUM_HIERARCHICAL_SUM) {
-    throw Error(ErrorKind::kInvalidArgument,
-                "`algorithm` must be 0 (rvh), 1 (ring), 2 (hierarchical) or 3 (hierarchical_sum). "
-                "Received: " +
-                    std::to_string(given.algorithm));
-  }
-  if (given.fusion_threshold < -1) {
-    throw Error(ErrorKind::kInvalidArgument,
-                "`fusion_threshold` must be a number of bytes, or -1 for the default. Received: " +
-                    std::to_string(given.fusion_threshold));
-  }
-  int64_t threshold = given.fusion_threshold;
-  if (threshold < 0) {
-    threshold =
-        adasum::FusionThresholdOfEnvironment().value_or(adasum::DefaultFusionThreshold(transport));
-  }
-  return {ToOp(given.op), static_cast<Algorithm>(given.algorithm), threshold};
-}
-
-std::vector<TensorSpec> Specs(const AdasumTensor* tensors, int64_t count) {
-  std::vector<TensorSpec> specs;
-  specs.reserve(static_cast<size_t>(count));
-  for (int64_t t = 0; t < count; ++t) {
-    const AdasumTensor& tensor = tensors[t];
-    specs.push_back({static_cast<DType>(tensor.dtype), tensor.dtype_name, tensor.item_bytes,
-                     tensor.dims, tensor.rank, tensor.name == nullptr ? "" : tensor.name});
-  }
-  return specs;
-}
-
-std::vector<const void*> Data(const AdasumTensor* tensors, int64_t count) {
-  std::vector<const void*> data;
-  data.reserve(static_cast<size_t>(count));
-  for (int64_t t = 0; t < count; ++t) data.push_back(tensors[t].data);
-  return data;
-}
-
 }  // namespace
 
 int adasum_init(const void* comm) {
@@ -244,7 +203,8 @@ int adasum_is_initialized(void) {
 int adasum_topology(AdasumTopology* topology) {
   return Guard([&] {
     const adasum::Topology t = parents ? *parents : TopologyOf(*World());
-    *topology = {t.rank, t.size, t.local_rank, t.local_size, t.cross_rank, t.cross_size};
+    Given(topology, "topology") = {t.rank,       t.size,       t.local_rank,
+                                   t.local_size, t.cross_rank, t.cross_size};
   });
 }
 
@@ -268,8 +228,9 @@ int adasum_shrinking(int64_t index, AdasumShrinking* shrinking, int32_t* lost, i
                       " shrinkings. Received: " + std::to_string(index));
     }
     const adasum::Shrinking found = all->shrinking(index);
-    *shrinking = {found.old_rank, found.old_size, found.new_rank, found.new_size,
-                  static_cast<int32_t>(found.lost.size())};
+    if (max_lost > 0) Given(lost, "lost");
+    Given(shrinking, "shrinking") = {found.old_rank, found.old_size, found.new_rank, found.new_size,
+                                     static_cast<int32_t>(found.lost.size())};
     for (int32_t i = 0; i < std::min(max_lost, shrinking->lost_count); ++i) lost[i] = found.lost[i];
   });
 }
@@ -319,28 +280,44 @@ int adasum_allreduce(const AdasumTensor* inputs, void* const* outputs, int64_t c
                      const AdasumReduceOptions* options) {
   return Guard([&] {
     const std::shared_ptr<Communicator> all = World();
-    all->Allreduce(Specs(inputs, count), Data(inputs, count).data(), outputs,
-                   ToOptions(*options, *all->transport()), options->name);
+    const AdasumReduceOptions& given = Given(options, "options");
+    const std::vector<TensorSpec> specs = SpecsOf(inputs, count, "tensor");
+    CheckMemory(specs, outputs, "outputs");
+    all->Allreduce(specs, DataOf(inputs, count).data(), outputs,
+                   OptionsOf(given, *all->transport()), TextOf(given.name));
   });
 }
 
 int adasum_sync(const AdasumSyncTensors* t, const AdasumSyncOptions* o, AdasumSyncResult* result,
                 double* orthogonality) {
   return Guard([&] {
-    const std::vector<const void*> values = Data(t->values, t->count);
-    const std::vector<const void*> states = Data(t->states, t->state_count);
-    const adasum::SyncTensors tensors{
-        Specs(t->values, t->count),       values.data(), t->starts,    t->new_values, t->new_starts,
-        Specs(t->states, t->state_count), states.data(), t->new_states};
-    const adasum::SyncOptions options{ToOptions(o->reduce, *World()->transport()), o->pending != 0,
+    const std::shared_ptr<Communicator> all = World();
+    Given(t, "tensors");
+    Given(o, "options");
+    Given(result, "result");
+    const adasum::SyncOptions options{OptionsOf(o->reduce, *all->transport()), o->pending != 0,
                                       o->flush != 0, o->raise_nonfinite != 0, o->skips_in_a_row};
-    if (o->flight >= 0 && (t->state_count > 0 || t->new_starts == nullptr)) {
-      throw Error(ErrorKind::kInvalidArgument,
-                  "a sync beside training takes no states, and writes the starts");
+    const std::vector<TensorSpec> specs = SpecsOf(t->values, t->count, "tensor");
+    const std::vector<TensorSpec> states = SpecsOf(t->states, t->state_count, "averaged state");
+    CheckMemory(specs, t->starts, "starts");
+    CheckMemory(specs, t->new_values, "new_values");
+    CheckMemory(states, t->new_states, "new_states");
+    const bool is_flight = o->flight >= 0;
+    if (is_flight && !states.empty()) {
+      throw Error(ErrorKind::kInvalidArgument, "a sync beside training takes no states");
     }
-    const adasum::SyncResult done =
-        o->flight < 0 ? World()->Sync(tensors, options, o->reduce.name)
-                      : WorldFlights()->Sync(o->flight, tensors, options, o->reduce.name);
+    if (t->new_starts != nullptr || is_flight || options.flush) {
+      CheckMemory(specs, t->new_starts, "new_starts");
+    }
+    const std::vector<const void*> values = DataOf(t->values, t->count);
+    const std::vector<const void*> state_data = DataOf(t->states, t->state_count);
+    const adasum::SyncTensors tensors{
+        specs,         values.data(), t->starts,         t->new_values,
+        t->new_starts, states,        state_data.data(), t->new_states};
+    const std::string name = TextOf(o->reduce.name);
+    const adasum::SyncResult done = is_flight
+                                        ? WorldFlights()->Sync(o->flight, tensors, options, name)
+                                        : all->Sync(tensors, options, name);
     *result = {done.syncs, done.skipped, done.report.identical()};
     if (orthogonality == nullptr) return;
     const std::vector<double>& known = done.report.orthogonality;
@@ -353,8 +330,11 @@ int adasum_sync(const AdasumSyncTensors* t, const AdasumSyncOptions* o, AdasumSy
 int adasum_broadcast(const AdasumTensor* tensors, void* const* outputs, int64_t count, int root,
                      const char* name, int* changed) {
   return Guard([&] {
+    const std::shared_ptr<Communicator> all = World();
+    const std::vector<TensorSpec> specs = SpecsOf(tensors, count, "tensor");
+    CheckMemory(specs, outputs, "outputs");
     const bool differed =
-        World()->Broadcast(Specs(tensors, count), Data(tensors, count).data(), outputs, root, name);
+        all->Broadcast(specs, DataOf(tensors, count).data(), outputs, root, TextOf(name));
     if (changed != nullptr) *changed = differed ? 1 : 0;
   });
 }
@@ -362,23 +342,40 @@ int adasum_broadcast(const AdasumTensor* tensors, void* const* outputs, int64_t 
 int adasum_allgather(const AdasumTensor* input, AdasumAllocate allocate, void* context,
                      const char* name) {
   return Guard([&] {
-    World()->Allgather(
-        Specs(input, 1)[0], input->data, [&](int64_t rows) { return allocate(rows, context); },
-        name);
+    const std::shared_ptr<Communicator> all = World();
+    const TensorSpec spec = SpecsOf(input, 1, "tensor")[0];
+    Given(allocate, "allocate");
+    all->Allgather(
+        spec, input->data, [&](int64_t rows) { return allocate(rows, context); }, TextOf(name));
   });
 }
 
 int adasum_barrier(const char* name) {
-  return Guard([&] { World()->Barrier(name); });
+  return Guard([&] { World()->Barrier(TextOf(name)); });
 }
 
 int adasum_simulate(int ranks, const int32_t* host_of, const AdasumTensor* inputs,
                     void* const* outputs, const int64_t* counts,
                     const AdasumReduceOptions* options) {
   return Guard([&] {
-    if (ranks < 1) {
+    // What ranks exchange messages through takes memory that grows with their square.
+    constexpr int kMostRanks = 1024;
+    if (ranks < 1 || ranks > kMostRanks) {
       throw Error(ErrorKind::kInvalidArgument,
-                  "a simulation needs at least one rank. Received: " + std::to_string(ranks));
+                  "a simulation needs at least one rank, and at most " +
+                      std::to_string(kMostRanks) + ". Received: " + std::to_string(ranks));
+    }
+    const AdasumReduceOptions& given = Given(options, "options");
+    Given(counts, "counts");
+    std::vector<std::vector<TensorSpec>> specs;
+    std::vector<int64_t> first_tensors;
+    int64_t tensors = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      first_tensors.push_back(tensors);
+      specs.push_back(SpecsOf(inputs + tensors, counts[rank], "tensor"));
+      if (counts[rank] > 0)
+        CheckMemory(specs[rank], &Given(outputs, "outputs") + tensors, "outputs");
+      tensors += counts[rank];
     }
     std::vector<int> hosts(ranks, 0);
     if (host_of != nullptr) std::copy_n(host_of, ranks, hosts.begin());
@@ -392,26 +389,25 @@ int adasum_simulate(int ranks, const int32_t* host_of, const AdasumTensor* input
       }
       if (abort) threads_world.Abort();
     };
+    const auto run = [&](int rank) {
+      try {
+        const int64_t first = first_tensors[rank];
+        Communicator communicator(threads_world.Join(rank));
+        const ReduceOptions reduce = OptionsOf(given, *communicator.transport());
+        communicator.Allreduce(specs[rank], DataOf(inputs + first, counts[rank]).data(),
+                               outputs + first, reduce, TextOf(given.name));
+      } catch (const Error& error) {
+        // A disagreement comes to every rank by itself, after messages that an abort would cut off.
+        fail(error.kind() != ErrorKind::kDisagreement);
+      } catch (...) {
+        fail(true);
+      }
+    };
     std::vector<std::thread> threads;
-    int64_t first_tensor = 0;
-    for (int rank = 0; rank < ranks; ++rank) {
-      const int64_t count = counts[rank];
-      threads.emplace_back([&, rank, count, first_tensor] {
-        try {
-          Communicator communicator(threads_world.Join(rank));
-          const AdasumTensor* own = inputs + first_tensor;
-          const ReduceOptions reduce = ToOptions(*options, *communicator.transport());
-          communicator.Allreduce(Specs(own, count), Data(own, count).data(), outputs + first_tensor,
-                                 reduce, options->name);
-        } catch (const Error& error) {
-          // A disagreement comes to every rank by itself, after messages that an abort would cut
-          // off.
-          fail(error.kind() != ErrorKind::kDisagreement);
-        } catch (...) {
-          fail(true);
-        }
-      });
-      first_tensor += count;
+    try {
+      for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(run, rank);
+    } catch (const std::system_error&) {
+      fail(true);
     }
     for (std::thread& thread : threads) thread.join();
     if (first_error != nullptr) std::rethrow_exception(first_error);

@@ -2,8 +2,10 @@
  * against.
  *
  * Every function that can fail returns 0 or one of AdasumStatus; adasum_last_error() then gives the
- * text, for the calling thread. Collectives may be called from any thread; within one process they
- * run one at a time. All counts, dimensions and byte numbers are 64-bit. */
+ * text, for the calling thread. Arguments that cannot be right are ADASUM_INVALID_ARGUMENT on the
+ * rank that passes them; but a pointer that is not null must lead to what the call asks for.
+ * Collectives may be called from any thread; within one process they run one at a time. All counts,
+ * dimensions and byte numbers are 64-bit. */
 #ifndef TF_ADASUM_OPS_CORE_C_API_H_
 #define TF_ADASUM_OPS_CORE_C_API_H_
 
@@ -50,10 +52,10 @@ typedef struct {
    * time. -1: TF_ADASUM_FUSION_THRESHOLD or HOROVOD_FUSION_THRESHOLD in the environment, or else a
    * size that was measured to be good. */
   int64_t fusion_threshold;
-  const char* name; /* shown in errors; may be empty */
+  const char* name; /* shown in errors; may be empty or null */
 } AdasumReduceOptions;
 
-/* A dense tensor in host memory, row-major. */
+/* A dense tensor in host memory, row-major, at any address. */
 typedef struct {
   const void* data;
   const int64_t* dims;

@@ -345,7 +345,11 @@ void Communicator::AllgatherOnce(const TensorSpec& tensor, const void* input,
   }
   const int64_t row_bytes = RowBytes(tensor);
   std::vector<int64_t> offsets(size + 1, 0);
-  for (int r = 0; r < size; ++r) offsets[r + 1] = offsets[r] + rows[r];
+  for (int r = 0; r < size; ++r) {
+    if (!__builtin_add_overflow(offsets[r], rows[r], &offsets[r + 1])) continue;
+    throw Error(ErrorKind::kInvalidArgument,
+                "the ranks' parts together must have less than 2^63 rows");
+  }
   char* gathered = static_cast<char*>(allocate(offsets[size]));
   if (gathered == nullptr && offsets[size] * row_bytes > 0) throw std::bad_alloc();
   const auto block = [&](int r) { return gathered + offsets[r] * row_bytes; };

@@ -1,5 +1,6 @@
 #include "flights.h"
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <future>
@@ -10,6 +11,22 @@
 #include "error.h"
 
 namespace adasum {
+
+namespace {
+
+// Throws Error(kInvalidArgument) where a flight would not fit into the memory that it is to land
+// in.
+void CheckSame(const std::vector<TensorSpec>& flight, const std::vector<TensorSpec>& tensors) {
+  const auto same = [](const TensorSpec& a, const TensorSpec& b) {
+    return a.dtype == b.dtype && std::equal(a.dims, a.dims + a.rank, b.dims, b.dims + b.rank);
+  };
+  if (std::equal(flight.begin(), flight.end(), tensors.begin(), tensors.end(), same)) return;
+  throw Error(ErrorKind::kInvalidArgument,
+              "a sync beside training must have the tensors of the one of its number that is under "
+              "way, of the same dtypes and shapes");
+}
+
+}  // namespace
 
 // A change under way. It owns all that the worker reads and writes.
 struct Flights::Flight {
@@ -78,6 +95,7 @@ SyncResult Flights::Sync(int64_t number, const SyncTensors& tensors, const SyncO
   const auto known = flights_.find(number);
   if (known != flights_.end()) {
     const std::shared_ptr<Flight> flight = known->second;
+    CheckSame(flight->specs, tensors.specs);
     flights_.erase(known);
     finished = Finish(*flight, tensors);
   } else {

@@ -1,0 +1,115 @@
+#include "arguments.h"
+
+#include <algorithm>
+
+namespace adasum {
+
+namespace {
+
+[[noreturn]] void Refuse(const std::string& text) {
+  throw Error(ErrorKind::kInvalidArgument, text);
+}
+
+Op ToOp(int op) {
+  if (op < ADASUM_OP_ADASUM || op > ADASUM_OP_AVERAGE) {
+    Refuse("`op` must be 0 (Adasum), 1 (Sum) or 2 (Average). Received: " + std::to_string(op));
+  }
+  return static_cast<Op>(op);
+}
+
+void CheckItems(const AdasumTensor& tensor, const std::string& which) {
+  if (tensor.dtype < ADASUM_OTHER || tensor.dtype > ADASUM_FLOAT64) {
+    Refuse(which + " must have a dtype from 0 (other) to 4 (float64). Received: " +
+           std::to_string(tensor.dtype));
+  }
+  if (tensor.dtype_name == nullptr) Refuse(which + " must have a `dtype_name`");
+  if (tensor.dtype == ADASUM_OTHER) {
+    if (tensor.item_bytes >= 0) return;
+    Refuse(which + " must not have a negative `item_bytes`. Received: " +
+           std::to_string(tensor.item_bytes));
+  }
+  const int64_t bytes = CpuKernels(static_cast<DType>(tensor.dtype)).item_bytes;
+  if (tensor.item_bytes != bytes) {
+    Refuse(which + " is of a dtype whose `item_bytes` is " + std::to_string(bytes) +
+           ". Received: " + std::to_string(tensor.item_bytes));
+  }
+}
+
+void CheckDims(const AdasumTensor& tensor, const std::string& which) {
+  if (tensor.rank < 0) {
+    Refuse(which + " must not have a negative number of dimensions. Received: " +
+           std::to_string(tensor.rank));
+  }
+  if (tensor.rank > 0 && tensor.dims == nullptr) Refuse(which + " must have `dims`");
+  // Also without those that are 0, since a product of some of them is made too.
+  int64_t bytes = std::max<int64_t>(tensor.item_bytes, 1);
+  for (int i = 0; i < tensor.rank; ++i) {
+    const int64_t dim = tensor.dims[i];
+    if (dim < 0) {
+      Refuse(which + " must not have a negative dimension. Received: " + std::to_string(dim));
+    }
+    if (dim > 0 && __builtin_mul_overflow(bytes, dim, &bytes)) {
+      Refuse(which + " must have less than 2^63 bytes, whatever dimension is 0");
+    }
+  }
+}
+
+}  // namespace
+
+std::string TextOf(const char* text) { return text == nullptr ? "" : text; }
+
+ReduceOptions OptionsOf(const AdasumReduceOptions& given, const Transport& transport) {
+  if (given.algorithm < ADASUM_RVH || given.algorithm > ADASUM_HIERARCHICAL_SUM) {
+    Refuse(
+        "`algorithm` must be 0 (rvh), 1 (ring), 2 (hierarchical) or 3 (hierarchical_sum). "
+        "Received: " +
+        std::to_string(given.algorithm));
+  }
+  if (given.fusion_threshold < -1) {
+    Refuse("`fusion_threshold` must be a number of bytes, or -1 for the default. Received: " +
+           std::to_string(given.fusion_threshold));
+  }
+  int64_t threshold = given.fusion_threshold;
+  if (threshold < 0) {
+    threshold = FusionThresholdOfEnvironment().value_or(DefaultFusionThreshold(transport));
+  }
+  return {ToOp(given.op), static_cast<Algorithm>(given.algorithm), threshold};
+}
+
+std::vector<TensorSpec> SpecsOf(const AdasumTensor* tensors, int64_t count, const char* what) {
+  const std::string kind(what);
+  if (count < 0) {
+    Refuse("the number of " + kind + "s must not be negative. Received: " + std::to_string(count));
+  }
+  if (count > 0 && tensors == nullptr) Refuse("the " + kind + "s must not be null");
+  std::vector<TensorSpec> specs;
+  for (int64_t t = 0; t < count; ++t) {
+    const AdasumTensor& tensor = tensors[t];
+    const std::string which = kind + " " + std::to_string(t);
+    CheckItems(tensor, which);
+    CheckDims(tensor, which);
+    specs.push_back({static_cast<DType>(tensor.dtype), tensor.dtype_name, tensor.item_bytes,
+                     tensor.dims, tensor.rank, tensor.name == nullptr ? "" : tensor.name});
+    if (tensor.data == nullptr && specs.back().bytes() > 0) Refuse(which + " must have `data`");
+  }
+  return specs;
+}
+
+std::vector<const void*> DataOf(const AdasumTensor* tensors, int64_t count) {
+  std::vector<const void*> data;
+  data.reserve(static_cast<size_t>(count));
+  for (int64_t t = 0; t < count; ++t) data.push_back(tensors[t].data);
+  return data;
+}
+
+void CheckMemory(const std::vector<TensorSpec>& specs, const void* const* memory,
+                 const char* name) {
+  for (size_t t = 0; t < specs.size(); ++t) {
+    if (memory == nullptr) Refuse(std::string("`") + name + "` must not be null");
+    if (memory[t] == nullptr && specs[t].bytes() > 0) {
+      Refuse(std::string("`") + name + "` must have memory for tensor " + std::to_string(t));
+    }
+  }
+}
+
+}  // namespace adasum

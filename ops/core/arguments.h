@@ -1,0 +1,39 @@
+// What callers of the C API hand over, held against what it asks for: as far as that can be told,
+// a mistake is Error(kInvalidArgument) and not a crash.
+#ifndef TF_ADASUM_OPS_CORE_ARGUMENTS_H_
+#define TF_ADASUM_OPS_CORE_ARGUMENTS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "allreduce.h"
+#include "c_api.h"
+#include "error.h"
+#include "fusion.h"
+#include "transport.h"
+
+namespace adasum {
+
+// name: the parameter's.
+template <typename T>
+T& Given(T* pointer, const char* name) {
+  if (pointer != nullptr) return *pointer;
+  throw Error(ErrorKind::kInvalidArgument, std::string("`") + name + "` must not be null");
+}
+
+// Null counts as empty.
+std::string TextOf(const char* text);
+
+ReduceOptions OptionsOf(const AdasumReduceOptions& given, const Transport& transport);
+
+// what: in texts, "tensor" or "averaged state". What the specs point to is the caller's.
+std::vector<TensorSpec> SpecsOf(const AdasumTensor* tensors, int64_t count, const char* what);
+std::vector<const void*> DataOf(const AdasumTensor* tensors, int64_t count);
+
+// That there is memory for each tensor that has elements; name: the parameter's.
+void CheckMemory(const std::vector<TensorSpec>& specs, const void* const* memory, const char* name);
+
+}  // namespace adasum
+
+#endif  // TF_ADASUM_OPS_CORE_ARGUMENTS_H_
