@@ -12,6 +12,7 @@
 
 #include "error.h"
 #include "host_memory_mmap.h"
+#include "launcher.h"
 
 // Open MPI's extensions: ULFM, which lets the living go on without the dead.
 #if defined(OMPI_MAJOR_VERSION) && __has_include(<mpi-ext.h>)
@@ -476,6 +477,8 @@ int MpiJobSize() {
 }
 
 void AbortMpi(int exit_code) {
+  // Which waits for hosts that cannot be reached, and with ULFM now and then for itself.
+  EndLauncherIfItStays();
   if (Initialized() && !Finalized()) MPI_Abort(MPI_COMM_WORLD, exit_code);
   std::_Exit(exit_code);
 }

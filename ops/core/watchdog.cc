@@ -8,8 +8,8 @@
 #include <cstring>
 #include <future>
 
+#include "agreement.h"
 #include "error.h"
-#include "launcher.h"
 
 namespace adasum {
 
@@ -310,12 +310,17 @@ bool Watchdog::IsSpokesman(int rank, Lane lane, uint64_t call) const {
 }
 
 std::string Watchdog::Missing(Transport& transport, Lane lane, uint64_t call) const {
+  const std::vector<int> lost = transport.KnownLost();
+  if (answers_.empty() && !lost.empty() && transport.fault_tolerant()) {
+    // No notes get through where exchanges are revoked.
+    return "The process of " + NameRanks(lost) +
+           " has died, and the others do not get over it: one of them is stopped, or cut off.";
+  }
   if (answers_.empty() && transport.size() > 2) {
     return "Which ranks are missing is not known: none answers, or MPI was initialised at a thread "
            "level below MULTIPLE.";
   }
   std::string text;
-  const std::vector<int> lost = transport.KnownLost();
   for (int rank = 0; rank < transport.size(); ++rank) {
     if (rank == transport.rank()) continue;
     std::string where;
@@ -349,9 +354,7 @@ void Watchdog::LookForTheDead(Transport& transport) {
   }
   if (dead_since_ == 0) dead_since_ = Now();
   if (Now() - dead_since_ < (transport.fault_tolerant() ? kTellsAll : kEndsAll)) return;
-  std::string ranks;
-  for (const int rank : lost) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
-  End("error: the process of rank " + ranks + " has died, and the launcher has not " +
+  End("error: the process of " + NameRanks(lost) + " has died, and the launcher has not " +
       (transport.fault_tolerant()
            ? "told MPI, as where a process exits with a status that is not 0."
            : "ended the job."));
@@ -359,7 +362,6 @@ void Watchdog::LookForTheDead(Transport& transport) {
 
 void Watchdog::End(const std::string& why) {
   Say(why);
-  EndLauncherIfItStays();
   // MPI's way of ending may itself wait for something.
   std::thread([] {
     std::this_thread::sleep_for(std::chrono::seconds(5));

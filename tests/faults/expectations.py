@@ -73,6 +73,7 @@ def cause(fault: Fault, rank: int, mode: str) -> str:
     elif fault.kind == "halt":
         patterns.append(rf"Missing: .*rank {rank}, which does not answer.*\s+The job ends")
         patterns.append("a process has not come to the end of MPI within")
+        patterns.append("the others do not get over it.*\\s+The job ends")
     elif fault.kind in ("skip", "extra"):
         patterns.append(rf"the ranks disagree about this call:\s.*\brank {rank} with (call|name)")
     return "|".join(patterns)
