@@ -4,7 +4,6 @@ arguments. The programs are in tests/core; each prints the seed that makes it do
 import functools
 import hashlib
 import os
-import random
 import shutil
 import subprocess
 import sysconfig
@@ -98,6 +97,5 @@ def test_ranks_do_not_race():
 def test_c_api_takes_any_arguments():
     seconds = 55
     program = _build(ADDRESS) / "core_fuzz"
-    seed = random.randrange(2**31)
     # MPI leaves some of its memory to the end of the process.
-    _run([str(program), str(seconds), str(seed)], seconds, leaks=False)
+    _run([str(program), str(seconds), "1"], seconds, leaks=False)
