@@ -557,9 +557,11 @@ def _die_alone(message: str) -> None:
 
 
 def _abort(message: str) -> None:
+    library = native.core_library()
     sys.stdout.flush()
     sys.stderr.flush()
+    library.adasum_is_ending()
     # What others print meanwhile follows from this. So that the cause is seen last, it comes then.
     time.sleep(_GRACE_SECONDS)
     print(message, file=sys.stderr, flush=True)
-    native.core_library().adasum_abort(1)
+    library.adasum_abort(1)

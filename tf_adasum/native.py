@@ -90,6 +90,7 @@ _PROTOTYPES = {
     ),
     "adasum_set_fault_hook": (None, [FaultHook]),
     "adasum_job_size": (ctypes.c_int, []),
+    "adasum_is_ending": (None, []),
     "adasum_abort": (None, [ctypes.c_int]),
     "adasum_die_alone": (None, []),
     "adasum_last_error": (ctypes.c_char_p, []),

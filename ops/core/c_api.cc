@@ -51,6 +51,8 @@ thread_local std::string last_error;
 // The process's place among the ranks, between adasum_init and adasum_shutdown. The communicator
 // owns the transport.
 std::shared_ptr<Communicator> world;
+// One that adasum_shutdown could not leave.
+std::shared_ptr<Communicator> not_left;
 // Syncs beside training, from the first one on.
 std::shared_ptr<Flights> world_flights;
 std::mutex world_mutex;
@@ -77,8 +79,9 @@ void PrepareFork() {
 void LeaveToParent() {
   parents = before_fork;
   static_cast<void>(new std::shared_ptr<Communicator>(std::move(world)));
+  static_cast<void>(new std::shared_ptr<Communicator>(std::move(not_left)));
   static_cast<void>(new std::shared_ptr<Flights>(std::move(world_flights)));
-  world = nullptr;
+  world = not_left = nullptr;
   world_flights = nullptr;
 }
 
@@ -92,6 +95,18 @@ std::shared_ptr<Communicator> World() {
     throw Error(ErrorKind::kState, "tf_adasum is not initialized: call tf_adasum.init() first");
   }
   return world;
+}
+
+// Also where the ranks could not leave together: then this one ends.
+std::shared_ptr<Communicator> WorldOrLeft() {
+  std::lock_guard<std::mutex> lock(world_mutex);
+  return world != nullptr ? world : not_left;
+}
+
+bool IsOfAllRanks(const Communicator& communicator) {
+  const int size = communicator.shrinkings() > 0 ? communicator.shrinking(0).old_size
+                                                 : communicator.transport()->size();
+  return size == adasum::MpiJobSize();
 }
 
 std::shared_ptr<Flights> WorldFlights() {
@@ -161,6 +176,7 @@ int adasum_init(const void* comm) {
     const StartWatch watch(patience.warning);
     std::shared_ptr<Transport> transport = MpiTransport::Create(comm);
     const auto end_job = [] { adasum::AbortMpi(EXIT_FAILURE); };
+    not_left = nullptr;
     world = std::make_shared<Communicator>(
         transport, std::make_shared<Watchdog>(transport, patience, end_job));
   });
@@ -183,6 +199,8 @@ int adasum_shutdown(void) {
     } catch (...) {
       // Its end would wait for ranks that may not come.
       static_cast<void>(new std::shared_ptr<Flights>(std::move(flights)));
+      std::lock_guard<std::mutex> lock(world_mutex);
+      not_left = leaving;
       throw;
     }
   });
@@ -239,14 +257,24 @@ void adasum_set_fault_hook(void (*hook)(const char* place)) { adasum::fault_hook
 
 int adasum_job_size(void) { return adasum::MpiJobSize(); }
 
-void adasum_abort(int exit_code) { adasum::AbortMpi(exit_code); }
+void adasum_is_ending(void) {
+  const std::shared_ptr<Communicator> communicator = WorldOrLeft();
+  if (communicator != nullptr) communicator->watchdog()->IsEnding();
+}
+
+void adasum_abort(int exit_code) {
+  const std::shared_ptr<Communicator> communicator = WorldOrLeft();
+  // With ULFM a status tells that the job failed, and an abort by the last rank that lives does
+  // not; where all ranks abort at a time, the launcher may wait for itself.
+  if (communicator != nullptr && adasum::MpiIsFaultTolerant() && IsOfAllRanks(*communicator) &&
+      !communicator->watchdog()->OthersGoOn()) {
+    std::_Exit(exit_code);
+  }
+  adasum::AbortMpi(exit_code);
+}
 
 void adasum_die_alone(void) {
-  std::shared_ptr<Communicator> communicator;
-  {
-    std::lock_guard<std::mutex> lock(world_mutex);
-    communicator = world;
-  }
+  const std::shared_ptr<Communicator> communicator = WorldOrLeft();
   if (communicator != nullptr && communicator->watchdog()->OthersGoOn()) std::raise(SIGKILL);
   std::_Exit(EXIT_FAILURE);
 }

@@ -108,6 +108,8 @@ ADASUM_EXPORT int adasum_shrinking(int64_t index, AdasumShrinking* shrinking, in
 ADASUM_EXPORT void adasum_set_fault_hook(void (*hook)(const char* place));
 /* The number of processes in MPI_COMM_WORLD, whatever the communicator. */
 ADASUM_EXPORT int adasum_job_size(void);
+/* This process is about to end because of an error: it may tell so some time before it does. */
+ADASUM_EXPORT void adasum_is_ending(void);
 /* Ends every process of MPI_COMM_WORLD; does not return. */
 ADASUM_EXPORT void adasum_abort(int exit_code);
 /* Ends this process; does not return. Where others go on without the dead, by a signal, since of a

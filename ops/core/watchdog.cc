@@ -88,7 +88,7 @@ struct Watchdog::Note {
   int32_t rank;
   int32_t is_question;
   uint64_t question;  // the number of the asking rank's question
-  int32_t dies;
+  int32_t is_ending;
   Lane lanes[kLanes];
 
   bool IsIn(int lane, uint64_t call) const {
@@ -148,13 +148,18 @@ void Watchdog::Follow(std::shared_ptr<Transport> transport) {
   transport_ = std::move(transport);
 }
 
-// Of ranks that all end by themselves, the last one to say so learns that the others do.
+void Watchdog::IsEnding() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  is_ending_ = true;
+}
+
+// Of ranks that are all ending, the last one to say so learns that the others are.
 bool Watchdog::OthersGoOn() {
+  IsEnding();
   std::lock_guard<std::mutex> working(working_mutex_);
   std::shared_ptr<Transport> transport;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    dies_ = true;
     transport = transport_;
   }
   Ask(*transport);
@@ -169,7 +174,7 @@ bool Watchdog::OthersGoOn() {
                                        [&](const Note& note) { return note.rank == rank; });
       if (answer == answers_.end()) {
         all_known = false;
-      } else if (!answer->dies) {
+      } else if (!answer->is_ending) {
         return true;
       }
     }
@@ -208,7 +213,7 @@ Watchdog::Note Watchdog::Own(int rank) const {
   note.rank = rank;
   const double now = Now();
   std::lock_guard<std::mutex> lock(mutex_);
-  note.dies = dies_;
+  note.is_ending = is_ending_;
   for (int lane = 0; lane < kLanes; ++lane) {
     const Progress& progress = lanes_[lane];
     Note::Lane& to = note.lanes[lane];
@@ -286,8 +291,10 @@ void Watchdog::Report(Transport& transport, Lane lane, const Progress& progress)
                            ", " + progress.kind + " '" + progress.name + "'. " +
                            Missing(transport, lane, progress.begun);
   if (ends) {
-    // Those that do not speak leave the others time to.
-    if (!speaks && Now() - waiting.asked < 2 * kAnswer) return;
+    // Those that do not speak leave the others time to. Where none answers, all speak, but one
+    // ends.
+    const bool is_first = answers_.empty() ? IsFirst(transport) : speaks;
+    if (!is_first && Now() - waiting.asked < 2 * kAnswer) return;
     End("error: " + text + "\nThe job ends, since TF_ADASUM_STALL_ABORT_SECONDS is " +
         Seconds(patience_.abort) + ".");
   }
@@ -307,6 +314,14 @@ bool Watchdog::IsSpokesman(int rank, Lane lane, uint64_t call) const {
   return std::none_of(answers_.begin(), answers_.end(), [&](const Note& answer) {
     return answer.rank < rank && answer.IsIn(lane, call);
   });
+}
+
+// Of those that live.
+bool Watchdog::IsFirst(Transport& transport) {
+  const std::vector<int> lost = transport.KnownLost();
+  return static_cast<int>(std::count_if(lost.begin(), lost.end(), [&](int rank) {
+           return rank < transport.rank();
+         })) == transport.rank();
 }
 
 std::string Watchdog::Missing(Transport& transport, Lane lane, uint64_t call) const {
@@ -353,7 +368,8 @@ void Watchdog::LookForTheDead(Transport& transport) {
     return;
   }
   if (dead_since_ == 0) dead_since_ = Now();
-  if (Now() - dead_since_ < (transport.fault_tolerant() ? kTellsAll : kEndsAll)) return;
+  const double patience = transport.fault_tolerant() ? kTellsAll : kEndsAll;
+  if (Now() - dead_since_ < patience + (IsFirst(transport) ? 0 : 2 * kAnswer)) return;
   End("error: the process of " + NameRanks(lost) + " has died, and the launcher has not " +
       (transport.fault_tolerant()
            ? "told MPI, as where a process exits with a status that is not 0."

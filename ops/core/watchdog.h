@@ -62,7 +62,9 @@ class Watchdog {
   // After ranks have been lost: whom to ask from now on.
   void Follow(std::shared_ptr<Transport> transport);
 
-  // For a rank that is about to end by itself: whether there is another one that is not.
+  // For a rank that is about to end: lets the others know.
+  void IsEnding();
+  // The same, and whether there is another one that is not.
   bool OthersGoOn();
 
  private:
@@ -84,6 +86,7 @@ class Watchdog {
   void Ask(Transport& transport);
   void Report(Transport& transport, Lane lane, const Progress& progress);
   bool IsSpokesman(int rank, Lane lane, uint64_t call) const;
+  static bool IsFirst(Transport& transport);
   std::string Missing(Transport& transport, Lane lane, uint64_t call) const;
   [[noreturn]] void End(const std::string& why);
 
@@ -93,7 +96,7 @@ class Watchdog {
   std::shared_ptr<Transport> transport_;
   Progress lanes_[kLanes];
   bool ends_ = false;
-  bool dies_ = false;  // this rank
+  bool is_ending_ = false;  // this rank
   std::condition_variable changed_;
 
   // The thread's own.
