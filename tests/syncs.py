@@ -57,18 +57,20 @@ def sync(
     starts: Sequence[np.ndarray],
     algorithm: str = "rvh",
     *,
+    name: str | None = None,
+    with_starts: bool = False,
     fusion_threshold: int | None = None,
     raise_nonfinite: bool = False,
     skips_in_a_row: int = 0,
 ) -> Synced:
-    """Replaces `values` by `starts` + what all ranks' changes come to."""
+    """Replaces `values`, and `starts` if asked, by `starts` + what all ranks' changes come to."""
     core.init()
     own, begun = core._Tensors(values), core._Tensors(starts)
     none = core._Tensors([])
-    tensors = _Tensors(
-        len(own), own.tensors, begun.pointers, own.pointers, None, 0, none.tensors, none.pointers
-    )
-    reduce = core._options("adasum", None, algorithm, fusion_threshold)
+    new_starts = begun.pointers if with_starts else None
+    given = (len(own), own.tensors, begun.pointers)
+    tensors = _Tensors(*given, own.pointers, new_starts, 0, none.tensors, none.pointers)
+    reduce = core._options("adasum", name, algorithm, fusion_threshold)
     options = _Options(reduce, 1, 0, raise_nonfinite, skips_in_a_row, -1)
     result, orthogonality = _Result(), (ctypes.c_double * len(own))()
     core._check(

@@ -34,7 +34,7 @@ import expectations
 import injector
 import numpy as np
 from expectations import MODES
-from injector import DEADLY, ERRORS, INSIDE, MISTAKES, Fault
+from injector import DEADLY, ERRORS, INSIDE, MISTAKES, OUTSIDE, Fault
 
 from tf_adasum import launch
 
@@ -117,7 +117,8 @@ def _plan_fault(rng: np.random.Generator, mode: str, rank: int) -> Fault:
         places["time"] = 16
     place = _choose(rng, places)
     if place == "time":
-        return Fault(rank, kind, place, call, seconds=float(rng.uniform(0, 0.03)))
+        # Some calls before the end, so that the others are still there.
+        return Fault(rank, kind, place, min(call, 4), seconds=float(rng.uniform(0, 0.02)))
     if place == "inside":
         place = _place_inside(rng, mode)
         # Also while the ranks leave. After that one is waited for in MPI_Finalize only, which is
@@ -127,7 +128,8 @@ def _plan_fault(rng: np.random.Generator, mode: str, rank: int) -> Fault:
             call = CALLS
     if kind == "interrupt_mpirun":
         call = min(call, 4)
-    return Fault(rank, kind, place, call, nth=int(rng.integers(1, 4)))
+    nth = 1 if place in OUTSIDE else int(rng.integers(1, 4))
+    return Fault(rank, kind, place, call, nth)
 
 
 def _plan_second(rng: np.random.Generator, mode: str, first: Fault, ranks: int) -> Fault:

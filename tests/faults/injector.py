@@ -111,6 +111,7 @@ class Injector:
     def __init__(self, faults: list[Fault], tell: Callable[[Fault], None]):
         """tell: called before each fault."""
         self._waiting = {fault: 0 for fault in faults if fault.kind not in MISTAKES}
+        self._timers: list[threading.Timer] = []
         self._tell = tell
         self._call = -1
         self._hook = native.FaultHook(lambda place: self._at(place.decode()))
@@ -134,6 +135,7 @@ class Injector:
                 timer = threading.Timer(fault.seconds, self._happen, [fault])
                 timer.daemon = True
                 timer.start()
+                self._timers.append(timer)
         # Until the call has ended: from the hook no exception gets out.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
@@ -141,6 +143,11 @@ class Injector:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         self._at("after")
+
+    def cancel(self) -> None:
+        """Lets nothing happen at the place "time" any more."""
+        for timer in self._timers:
+            timer.cancel()
 
     def _at(self, place: str) -> None:
         for fault in list(self._waiting):

@@ -160,6 +160,7 @@ class Rank:
         for i in range(len(self.calls)):
             with self.injector.around(i):
                 self.call(i)
+        self.injector.cancel()
         with self.injector.around(len(self.calls)):
             core.shutdown()
         self.write("end")
@@ -205,7 +206,11 @@ class Rank:
         if call.kind == "sync":
             starts = call.starts(wrong)
             values = [s + x for s, x in zip(starts, own, strict=True)]
-            return sync(values, starts, call.algorithm, call.threshold, name)
+            options = {"name": name, "fusion_threshold": call.threshold, "with_starts": True}
+            done = sync(values, starts, call.algorithm, **options)
+            for value, start in zip(values, starts, strict=True):
+                assert value.tobytes() == start.tobytes(), "values and starts differ"
+            return values, done.syncs
         options = {"algorithm": call.algorithm, "fusion_threshold": call.threshold}
         return core.grouped_allreduce(own, call.op, name, **options), 1
 
