@@ -82,10 +82,21 @@ def test_the_end_of_one_ends_all_soon(kind):
     assert run_case([Fault(1, kind, "agreed", 2)], "plain", 3).seconds < 10
 
 
-@pytest.mark.parametrize("kind", ["kill", "exit0"])
-def test_the_end_of_one_is_an_error_with_ulfm(kind):
-    result = run_case([Fault(1, kind, "agreed", 2)], "ulfm", 3)
+@pytest.mark.parametrize(("ranks", "kind"), [(2, "kill"), (3, "exit0")])
+def test_the_end_of_one_is_an_error_with_ulfm(kind, ranks):
+    # Of the last rank's MPI_Abort Open MPI's launcher would return 0.
+    result = run_case([Fault(1, kind, "agreed", 2)], "ulfm", ranks)
     assert "RankLostError: rank 1 has died" in result.output and result.seconds < 10
+
+
+@pytest.mark.parametrize("kind", ["exception", "interrupt"])
+def test_a_rank_that_fails_has_died_for_the_others(kind):
+    assert run_case([Fault(0, kind, call=2)], "elastic", 3).expected == GOES_ON
+
+
+def test_the_root_of_a_broadcast_dies_and_ranks_before_it():
+    faults = [Fault(rank, "kill", "agreed", call) for call, rank in enumerate([0, 3, 5, 1])]
+    run_case(faults, "elastic", 6, kind="broadcast")
 
 
 def test_mpirun_is_interrupted():
@@ -99,15 +110,25 @@ def test_an_exit_that_the_others_are_not_told_of():
     assert result.expected == ENDS and result.seconds < 20 + START
 
 
-def test_a_job_in_which_all_ranks_fail_does():
-    faults = [Fault(rank, "exception", call=2) for rank in range(3)]
-    result = campaign.run(Case("elastic", 3, tuple(faults), {"elastic": True}, PATIENCE))
+@pytest.mark.parametrize("mode", ["ulfm", "elastic"])
+def test_a_job_in_which_all_ranks_fail_does(mode):
+    faults = [Fault(rank, "exception", call=2) for rank in range(4)]
+    job = {"elastic": mode == "elastic"}
+    result = campaign.run(Case(mode, 4, tuple(faults), job, PATIENCE))
     assert result.code not in (0, None), result.output
-    assert len(result.happened) == 3 and "InjectedError: rank 2 fails" in result.output
+    assert len(result.happened) == 4 and "InjectedError: rank 2 fails" in result.output
+    # Open MPI's launcher may wait for itself where all ranks call MPI_Abort at a time.
+    assert result.seconds < 10
 
 
 def test_a_stopped_rank_ends_the_job():
     assert run_case([Fault(2, "halt", "agreed", 3)], "plain", 4).seconds < 6 + START
+
+
+def test_a_rank_that_is_stopped_while_the_others_get_over_a_death():
+    faults = [Fault(0, "kill", "agreed", 2), Fault(2, "halt", "shrink", 2)]
+    result = run_case(faults, "elastic", 4)
+    assert "process of rank 0 has died, and the others do not get over it" in result.output
 
 
 def test_a_rank_that_is_stopped_while_the_others_leave_mpi():
