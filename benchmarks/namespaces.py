@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,24 +40,40 @@ class Hosts:
     names: list[str]
     folder: Path
 
-    def mpirun_command(self, ranks_per_host: int) -> list[str]:
-        """The start of a command line that runs a program, with as many ranks on each host.
+    def mpirun_command(self, ranks_per_host: int | Sequence[int]) -> list[str]:
+        """The start of a command line that runs a program, with so many ranks on each host.
 
         The first ranks are on the first host. Between hosts messages go over TCP on the links.
         """
-        ranks = ranks_per_host * len(self.names)
+        if isinstance(ranks_per_host, int):
+            ranks_per_host = [ranks_per_host] * len(self.names)
+        slots = zip(self.names, ranks_per_host, strict=True)
+        ranks = sum(ranks_per_host)
         mpirun, *flags = launch.mpirun_command(ranks)
         # Open MPI takes each host's cores for that host's own, so it cannot know.
         crowded = ranks > len(os.sched_getaffinity(0))
         return [
             *(str(self.folder / "on_host"), self.names[0]),
             *(mpirun, *flags),
-            *("--host", ",".join(f"{name}:{ranks_per_host}" for name in self.names)),
+            *("--host", ",".join(f"{name}:{number}" for name, number in slots)),
             *("--prtemca", "plm_ssh_agent", str(self.folder / "agent")),
             *("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"),
             *("--mca", "btl_tcp_if_include", "e0"),
             *("--mca", "mpi_yield_when_idle", str(int(crowded))),
         ]
+
+    def cut(self, host: int) -> None:
+        """Takes a host's link down."""
+        _call(f"ip -n {self.names[host]} link set e0 down")
+
+    def processes(self) -> list[str]:
+        """The command lines of the processes that run on them."""
+        pids = [pid for name in self.names for pid in _call(f"ip netns pids {name}").split()]
+        found = []
+        for pid in pids:
+            with contextlib.suppress(FileNotFoundError):
+                found.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
+        return found
 
 
 def check_available() -> None:

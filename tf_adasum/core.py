@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import dataclasses
 import enum
 import functools
 import operator
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -104,6 +106,24 @@ class DisagreementError(ValueError):
     """The ranks pass different things to one collective; raised on every rank, naming them."""
 
 
+class RankLostError(RuntimeError):
+    """The process of a rank has died; raised on those that live, where MPI is fault tolerant."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shrinking:
+    """What became of the ranks when the others went on without those that had died."""
+
+    lost: tuple[int, ...]
+    """The ranks that were lost, by the numbers that they had."""
+    old_rank: int
+    old_size: int
+    """This process's rank, and the number of ranks, before."""
+    new_rank: int
+    new_size: int
+    """And after: the others keep their order."""
+
+
 # How long a rank that dies of an exception waits for the others to print theirs, in seconds.
 # Short, since they may just as well be waiting for this one.
 _GRACE_SECONDS = 1.0
@@ -190,6 +210,44 @@ def cross_rank() -> int:
 def cross_size() -> int:
     """The number of hosts that have a process with this local rank."""
     return _topology().cross_size
+
+
+def go_on_without_the_dead() -> None:
+    """From now on the ranks that live go on without those whose processes die.
+
+    A collective then ends alike on all that live, done without the dead; `rank()` and `size()` tell
+    the new numbers, `shrinkings()` what happened. Called by every rank before the same collective;
+    `AdasumOptimizer(..., elastic=True)` does it.
+
+    Raises:
+        RuntimeError: if there are several ranks and MPI cannot do that: Open MPI 5 can where it was
+            started by `mpirun --with-ft ulfm`.
+    """
+    init()
+    _check(native.core_library().adasum_go_on_without_the_dead())
+    global _goes_on
+    _goes_on = True
+
+
+def is_fault_tolerant() -> bool:
+    """Whether this MPI lets the others go on when a process dies: `mpirun --with-ft ulfm`."""
+    init()
+    return bool(native.core_library().adasum_is_fault_tolerant())
+
+
+def shrinkings() -> list[Shrinking]:
+    """What ranks were lost since `init`, in order. No collective: to be looked at at any time."""
+    library = native.core_library()
+    found = []
+    for index in range(library.adasum_shrinkings()):
+        each = native.Shrinking()
+        _check(library.adasum_shrinking(index, ctypes.byref(each), None, 0))
+        lost = (ctypes.c_int32 * each.lost_count)()
+        _check(library.adasum_shrinking(index, ctypes.byref(each), lost, each.lost_count))
+        found.append(
+            Shrinking(tuple(lost), each.old_rank, each.old_size, each.new_rank, each.new_size)
+        )
+    return found
 
 
 def allreduce(
@@ -440,10 +498,13 @@ def _check(status: int) -> None:
         raise DisagreementError(message)
     if status == native.INVALID_ARGUMENT:
         raise ValueError(message)
+    if status == native.RANK_LOST:
+        raise RankLostError(message)
     raise RuntimeError(message)
 
 
 _end_is_arranged = False
+_goes_on = False
 
 
 def _arrange_for_the_end() -> None:
@@ -462,13 +523,16 @@ def _arrange_for_the_end() -> None:
 
 
 def _ending_all_ranks(show: Callable, pid: int) -> Callable:
-    def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-        show(kind, error, traceback)
+    def hook(kind: type[BaseException], error: BaseException, where: Any) -> None:
+        show(kind, error, where)
         job = native.core_library().adasum_job_size() if os.getpid() == pid else 1
         # Also the ranks that are in no communicator with this one: they may wait for it elsewhere.
         if job > 1 and not hasattr(sys, "ps1"):
             who = f"rank {rank()}" if is_initialized() else "one rank"
-            _abort(f"tf_adasum: {who} ends the job after the exception above")
+            cause = "".join(traceback.format_exception_only(kind, error)).strip()
+            if _goes_on:
+                _die_alone(f"tf_adasum: {who} ends, the others go on. Its error: {cause}")
+            _abort(f"tf_adasum: {who} ends the job. Its error, shown above: {cause}")
 
     return hook
 
@@ -484,9 +548,18 @@ def _leave(pid: int) -> None:
     library.adasum_finalize()
 
 
-def _abort(message: str) -> None:
+def _die_alone(message: str) -> None:
+    """Ends this process so that the others notice, and go on."""
     print(message, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
+    os._exit(1)
+
+
+def _abort(message: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # What others print meanwhile follows from this. So that the cause is seen last, it comes then.
     time.sleep(_GRACE_SECONDS)
+    print(message, file=sys.stderr, flush=True)
     native.core_library().adasum_abort(1)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_adasum import core
+from tf_adasum import collectives, core
 
 
 def shard(data: Any) -> Any:
@@ -26,13 +26,18 @@ def shard(data: Any) -> Any:
 
     Returns:
         The same structure. A dataset of unknown cardinality is not filled up: its ranks may differ
-        by one element.
+        by one element. Where MPI is fault tolerant (`mpirun --with-ft ulfm`), a dataset is dealt
+        out among the ranks that live, from the element on that a rank is at when it gets to know;
+        its cardinality is then unknown. Arrays are not: what was a dead rank's part is left out
+        until they are sharded again.
 
     Raises:
         ValueError: if there are no elements, or arrays differ in length.
     """
     if core.size() == 1:
         return data
+    if isinstance(data, tf.data.Dataset) and core.is_fault_tolerant():
+        return _shard_among_the_living(data)
     if isinstance(data, tf.data.Dataset):
         return _shard_dataset(data, core.rank(), core.size())
     lengths = {_length(array) for array in tf.nest.flatten(data)}
@@ -64,9 +69,33 @@ def _take(array: Any, indices: np.ndarray) -> Any:
 
 
 def _shard_dataset(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Dataset:
-    cardinality = int(dataset.cardinality())
-    if cardinality == 0:
-        raise ValueError("`data` must have at least one element. Received: an empty dataset")
+    cardinality = _cardinality(dataset)
     if cardinality > 0 and cardinality % size:
         dataset = dataset.repeat().take(-(-cardinality // size) * size)
     return dataset.shard(size, rank)
+
+
+def _shard_among_the_living(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    cardinality = _cardinality(dataset)
+    place = collectives.ops().adasum_place
+
+    def is_in_epoch(index: tf.Tensor, *_: Any) -> tf.Tensor:
+        size = place().size
+        return index < -(-cardinality // size) * size
+
+    def is_mine(index: tf.Tensor, *_: Any) -> tf.Tensor:
+        now = place()
+        return tf.equal(index % now.size, now.rank)
+
+    if cardinality > 0:
+        numbered = dataset.repeat().enumerate().take_while(is_in_epoch)
+    else:
+        numbered = dataset.enumerate()
+    return numbered.filter(is_mine).map(lambda _, element: element)
+
+
+def _cardinality(dataset: tf.data.Dataset) -> int:
+    cardinality = int(dataset.cardinality())
+    if cardinality == 0:
+        raise ValueError("`data` must have at least one element. Received: an empty dataset")
+    return cardinality

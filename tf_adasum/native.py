@@ -19,7 +19,7 @@ REBUILD = (
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4}
 OTHER_DTYPE = 0
 
-INVALID_ARGUMENT, DISAGREEMENT = 1, 2
+INVALID_ARGUMENT, DISAGREEMENT, RANK_LOST = 1, 2, 6
 
 
 class Tensor(ctypes.Structure):
@@ -56,6 +56,17 @@ class Topology(ctypes.Structure):
     ]
 
 
+class Shrinking(ctypes.Structure):
+    """`AdasumShrinking` of ops/core/c_api.h."""
+
+    _fields_ = [
+        (name, ctypes.c_int32)
+        for name in ("old_rank", "old_size", "new_rank", "new_size", "lost_count")
+    ]
+
+
+FaultHook = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+
 Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
 
 _TENSORS = ctypes.POINTER(Tensor)
@@ -70,6 +81,14 @@ _PROTOTYPES = {
     "adasum_finalize": (None, []),
     "adasum_is_initialized": (ctypes.c_int, []),
     "adasum_topology": (ctypes.c_int, [ctypes.POINTER(Topology)]),
+    "adasum_go_on_without_the_dead": (ctypes.c_int, []),
+    "adasum_is_fault_tolerant": (ctypes.c_int, []),
+    "adasum_shrinkings": (ctypes.c_int64, []),
+    "adasum_shrinking": (
+        ctypes.c_int,
+        [ctypes.c_int64, ctypes.POINTER(Shrinking), _INT32S, ctypes.c_int32],
+    ),
+    "adasum_set_fault_hook": (None, [FaultHook]),
     "adasum_job_size": (ctypes.c_int, []),
     "adasum_abort": (None, [ctypes.c_int]),
     "adasum_last_error": (ctypes.c_char_p, []),

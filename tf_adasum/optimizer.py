@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,6 +58,13 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             on from its own weights, and its own change is then replaced by the combined one. When
             `fit` ends, or at `sync()`, nothing is left under way. Takes memory for two more copies
             of the trainable weights. Not with constraints, nor with `average_inner_state`.
+        elastic: whether the other ranks go on when the process of one dies; else the job ends. For
+            Open MPI 5 started by `mpirun --with-ft ulfm`. They get new numbers, in the same order,
+            and go on with each other's changes of the weights; where the rank died in the midst of
+            a sync, from the weights of the last one, so that at most `local_steps` steps are lost.
+            What the wrapped optimizer keeps stays each rank's own, and the dead one's is gone. All
+            collectives of this process then work without the dead. Not with `overlap`. See
+            `callbacks.OnShrink` and docs/reliability.md.
         name: the optimizer's name.
 
     Example:
@@ -70,7 +78,8 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
     Raises:
         ValueError: if an option is something else, the optimizer is wrapped already, or it is used
             under another `tf.distribute` strategy than OneDeviceStrategy.
-        RuntimeError: if Keras does not run on TensorFlow.
+        RuntimeError: if Keras does not run on TensorFlow, or if several ranks are to be `elastic`
+            and MPI is not fault tolerant.
     """
 
     def __init__(
@@ -84,6 +93,7 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         nonfinite: str = "skip",
         average_inner_state: bool = False,
         overlap: bool = False,
+        elastic: bool = False,
         name: str | None = None,
     ):
         if keras.backend.backend() != "tensorflow":
@@ -99,8 +109,10 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             nonfinite=nonfinite,
             average_inner_state=average_inner_state,
             overlap=overlap,
+            elastic=elastic,
         )
         window.check_strategy()
+        options.take_effect()
         inner_optimizer = keras.optimizers.get(inner_optimizer)
         if inner_optimizer is None:
             raise ValueError("`inner_optimizer` must be an optimizer. Received: None")
@@ -325,6 +337,14 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         inner_optimizer = keras.saving.deserialize_keras_object(
             config["inner_optimizer"], custom_objects=custom_objects
         )
+        # A model may well be loaded where its training could not be continued.
+        if config.get("elastic") and core.size() > 1 and not core.is_fault_tolerant():
+            warnings.warn(
+                "The optimizer was saved with elastic=True, which this job cannot be, since it was "
+                "not started by `mpirun --with-ft ulfm`: it is loaded with elastic=False.",
+                stacklevel=2,
+            )
+            config = {**config, "elastic": False}
         return cls(**{**config, "inner_optimizer": inner_optimizer})
 
 

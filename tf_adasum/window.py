@@ -38,6 +38,7 @@ class Options:
     nonfinite: str = "skip"
     average_inner_state: bool = False
     overlap: bool = False
+    elastic: bool = False
 
     def __post_init__(self) -> None:
         steps = self.local_steps
@@ -58,6 +59,11 @@ class Options:
                 "`overlap` and `average_inner_state` do not go together: while a sync is under "
                 "way, each rank's own state moves on."
             )
+        if self.overlap and self.elastic:
+            raise ValueError(
+                "`overlap` and `elastic` do not go together: while a sync is under way, no rank "
+                "holds the weights of the last one."
+            )
 
     def config(self) -> dict[str, Any]:
         """For `get_config`: the arguments, as JSON has them."""
@@ -69,7 +75,19 @@ class Options:
     @property
     def agreed(self) -> str:
         """What has to be equal on all ranks beyond what the core compares."""
-        return f"local_steps={self.local_steps}, nonfinite={self.nonfinite}, overlap={self.overlap}"
+        return ", ".join(
+            f"{option}={getattr(self, option)}"
+            for option in ("local_steps", "nonfinite", "overlap", "elastic")
+        )
+
+    def take_effect(self) -> None:
+        """What has to be done before the ranks meet for the first time.
+
+        Raises:
+            RuntimeError: with `elastic`, if there are several ranks and MPI is not fault tolerant.
+        """
+        if self.elastic:
+            core.go_on_without_the_dead()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,10 +232,10 @@ class Window:
             # Also where nothing was to be done: the user may load other weights before the next
             # step.
             self.started.assign(1)
-        else:
-            # The next window goes on from what the ranks have agreed on so far. Its steps are
-            # counted from here, whether or not an earlier change has come back.
-            self.local_step.assign(tf.zeros((), tf.int64))
+        # Steps are counted from here, also where an earlier change is still under way, or where
+        # this window's are lost because a rank has died in the midst of its sync: the weights are
+        # those of the last one then.
+        self.local_step.assign(tf.zeros((), tf.int64))
         tf.cond(syncs > 0, lambda: self._note(syncs, skipped, orthogonality), nothing)
 
     def _note(self, syncs: tf.Tensor, skipped: tf.Tensor, orthogonality: tf.Tensor) -> None:
@@ -225,7 +243,6 @@ class Window:
         for variable in self.variables:
             if variable.constraint is not None:
                 variable.assign(variable.constraint(variable))
-        self.local_step.assign(tf.zeros((), tf.int64))
         self.syncs.assign_add(syncs)
         skips = tf.convert_to_tensor(self.skips) + 1
         self.skips.assign(tf.where(skipped, skips, tf.zeros_like(skips)))

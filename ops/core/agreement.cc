@@ -10,10 +10,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <sstream>
+#include <utility>
 
 #include "error.h"
+#include "faults.h"
 
 namespace adasum {
 
@@ -90,20 +91,6 @@ std::vector<std::string> Split(const std::string& text) {
   return lines;
 }
 
-// "ranks 0-2, 5", from ascending numbers.
-std::string NameRanks(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    size_t last = i;
-    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-    if (i > 0) text += ", ";
-    text += std::to_string(ranks[i]);
-    if (last > i) text += (last > i + 1 ? "-" : ", ") + std::to_string(ranks[last]);
-    i = last;
-  }
-  return text;
-}
-
 std::string Explain(const std::vector<std::string>& texts) {
   constexpr int kShown = 8;
   std::vector<std::vector<std::string>> facts;
@@ -119,10 +106,14 @@ std::string Explain(const std::vector<std::string>& texts) {
   std::string message = "the ranks disagree about this call:";
   int differences = 0;
   for (size_t line = 0; line < longest; ++line) {
-    std::map<std::string, std::vector<int>> ranks_by_fact;
+    // In the order of the first rank that has each.
+    std::vector<std::pair<std::string, std::vector<int>>> ranks_by_fact;
     for (size_t rank = 0; rank < facts.size(); ++rank) {
-      const bool has = line < facts[rank].size();
-      ranks_by_fact[has ? facts[rank][line] : "nothing more"].push_back(static_cast<int>(rank));
+      const std::string fact = line < facts[rank].size() ? facts[rank][line] : "nothing more";
+      auto same = std::find_if(ranks_by_fact.begin(), ranks_by_fact.end(),
+                               [&](const auto& known) { return known.first == fact; });
+      if (same == ranks_by_fact.end()) same = ranks_by_fact.insert(same, {fact, {}});
+      same->second.push_back(static_cast<int>(rank));
     }
     if (ranks_by_fact.size() == 1) continue;
     if (++differences > kShown) continue;
@@ -139,6 +130,19 @@ std::string Explain(const std::vector<std::string>& texts) {
 }
 
 }  // namespace
+
+std::string NameRanks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    if (i > 0) text += ", ";
+    text += std::to_string(ranks[i]);
+    if (last > i) text += (last > i + 1 ? "-" : ", ") + std::to_string(ranks[last]);
+    i = last;
+  }
+  return text;
+}
 
 void Hasher::Add(std::string_view text) {
   Add(text.size());
@@ -190,10 +194,12 @@ std::vector<std::string> GatherTexts(Transport& transport, const std::string& mi
 
 Agreed Agree(Transport& transport, SayingBuffers& buffers, const CallSignature& signature,
              uint64_t flags, const Saying& saying) {
+  FaultPlace("agree");
   const Verdict own{signature.Hash(), 1, flags};
   HostMemory* memory = transport.memory_of_all();
   Answer answer = memory != nullptr ? AskInMemory(*memory, own)
                                     : AskByMessages(transport, buffers, own, saying);
+  FaultPlace("agreed");
   if (answer.equal) return std::move(answer.agreed);
   throw Error(ErrorKind::kDisagreement,
               Explain(GatherTexts(transport, Join(signature.Describe()))));

@@ -66,6 +66,9 @@ struct SayingBuffers {
 Agreed Agree(Transport& transport, SayingBuffers& buffers, const CallSignature& signature,
              uint64_t flags = 0, const Saying& saying = {});
 
+// "ranks 0-2, 5", from ascending numbers.
+std::string NameRanks(const std::vector<int>& ranks);
+
 // Every rank's text, by rank.
 std::vector<std::string> GatherTexts(Transport& transport, const std::string& mine);
 

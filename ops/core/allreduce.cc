@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "faults.h"
 #include "rvh.h"
 #include "slices.h"
 
@@ -44,6 +45,7 @@ class LaneSums {
     }
     // A lane that brings its share of the next sum but one has seen all of this one, because all
     // have brought their share of the one between: so two places for them do.
+    FaultPlace("dots");
     const uint32_t count = ++context_.workspace.sums_done;
     HostMemory& memory = *context_.memory;
     std::copy_n(values, size, Place(plan.host.place, count));
@@ -104,6 +106,7 @@ class BucketCall {
   // Fills the buffer, but for what nobody else reads: that is filled when this rank reads it.
   // free_after: how many buckets have to be done with before their memory can be this one's.
   void Fill(uint32_t free_after) {
+    FaultPlace("fill");
     if (context_.memory != nullptr) context_.memory->AwaitAll(HostMemory::kEmptied, free_after);
     const Range whole = bucket_.layout.whole();
     if (plan_.host.size() > 1) {
@@ -129,6 +132,7 @@ class BucketCall {
 
   // Reduces and empties it.
   void Finish(Report& report) {
+    FaultPlace("reduce");
     TensorNorms norms;
     if (plan_.host.size() > 1) norms = CombineInHost();
     if (over_hosts_) norms = CombineOverHosts(std::move(norms));
@@ -205,6 +209,7 @@ class BucketCall {
 
   // Each rank reads the slices of all lanes, and what the others know of the norms and sides.
   void Distribute(TensorNorms& norms) {
+    FaultPlace("gather");
     const bool has_norms =
         bucket_.op == Op::kAdasum && (plan_.in_host == Op::kAdasum || !plan_.rows.empty());
     if (has_norms && !is_lane()) {
@@ -233,6 +238,7 @@ class BucketCall {
       if (lane >= plan_.lanes) continue;
       if (lane == plan_.host.place && plan_.rows.empty()) continue;  // emitted when it was made
       if (lane != plan_.host.place) memory.Await(lane, HostMemory::kDone, count_);
+      FaultPlace("emit");
       Emit(slices_[lane], memory.Of(lane) + slot_at_);
       if (lane == plan_.host.place) continue;
       sides_.Add(*SidesOf(lane));
@@ -407,8 +413,10 @@ class AllreduceCall::State {
       current->Finish(report);
       current = std::move(next);
     }
-    workspace.buckets_done += static_cast<uint32_t>(buckets);
-    workspace.slot_bytes = context_.slot_bytes;
+    if (plan_.in_memory) {
+      workspace.buckets_done += static_cast<uint32_t>(buckets);
+      workspace.slot_bytes = context_.slot_bytes;
+    }
     return report;
   }
 

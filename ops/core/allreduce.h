@@ -36,6 +36,7 @@ struct Workspace {
   Buffer buckets;
   Buffer scratch;
   Buffer received;
+  // In the memory that a host's ranks share; calls by messages count for nothing there.
   int64_t slot_bytes = 0;  // of the last call
   uint32_t buckets_done = 0;
   uint32_t sums_done = 0;

@@ -1,20 +1,27 @@
 #include "c_api.h"
 
+#include <pthread.h>
+
+#include <algorithm>
 #include <cfenv>
 #include <cstdlib>
 #include <exception>
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "communicator.h"
 #include "error.h"
+#include "faults.h"
 #include "flights.h"
+#include "start_watch.h"
 #include "transport_mpi.h"
 #include "transport_threads.h"
+#include "watchdog.h"
 
 namespace {
 
@@ -26,9 +33,12 @@ using adasum::ErrorKind;
 using adasum::Flights;
 using adasum::MpiTransport;
 using adasum::Op;
+using adasum::Patience;
 using adasum::ReduceOptions;
+using adasum::StartWatch;
 using adasum::TensorSpec;
 using adasum::Transport;
+using adasum::Watchdog;
 
 thread_local std::string last_error;
 
@@ -39,15 +49,44 @@ std::shared_ptr<Communicator> world;
 std::shared_ptr<Flights> world_flights;
 std::mutex world_mutex;
 
+// In a forked child: where its parent is, if that is a rank.
+std::optional<adasum::Topology> parents;
+
+adasum::Topology TopologyOf(const Communicator& communicator) {
+  const std::shared_ptr<Transport> transport = communicator.transport();
+  return adasum::Topology::Of(transport->rank(), transport->hosts());
+}
+
+// A forked child, such as one that reads data, is no rank, and has no watchdog's thread that could
+// be waited for. What it has of the parent's it leaves as it is, but for the topology.
+std::optional<adasum::Topology> before_fork;
+
+void PrepareFork() {
+  // MPI may fork while it is initialised.
+  const std::unique_lock<std::mutex> lock(world_mutex, std::try_to_lock);
+  before_fork.reset();
+  if (lock.owns_lock() && world != nullptr) before_fork = TopologyOf(*world);
+}
+
+void LeaveToParent() {
+  parents = before_fork;
+  static_cast<void>(new std::shared_ptr<Communicator>(std::move(world)));
+  static_cast<void>(new std::shared_ptr<Flights>(std::move(world_flights)));
+  world = nullptr;
+  world_flights = nullptr;
+}
+
 std::shared_ptr<Communicator> World() {
   std::lock_guard<std::mutex> lock(world_mutex);
+  if (parents) {
+    throw Error(ErrorKind::kState,
+                "a process that a rank has forked is no rank itself, and cannot call a collective");
+  }
   if (world == nullptr) {
     throw Error(ErrorKind::kState, "tf_adasum is not initialized: call tf_adasum.init() first");
   }
   return world;
 }
-
-MpiTransport& MpiOf(Communicator& communicator);
 
 std::shared_ptr<Flights> WorldFlights() {
   // Not under world_mutex, since it waits for the other ranks: a thread that ends this process
@@ -61,15 +100,12 @@ std::shared_ptr<Flights> WorldFlights() {
   }
   // Ranks that do something else instead get to know, before they are waited for in MPI.
   communicator->Barrier("first sync beside training");
-  auto made =
-      std::make_shared<Flights>(std::make_unique<Communicator>(MpiOf(*communicator).Duplicate()));
+  auto made = std::make_shared<Flights>(std::make_unique<Communicator>(
+      static_cast<MpiTransport&>(*communicator->transport()).Duplicate(), communicator->watchdog(),
+      Watchdog::kBeside));
   std::lock_guard<std::mutex> lock(world_mutex);
   world_flights = made;
   return made;
-}
-
-MpiTransport& MpiOf(Communicator& communicator) {
-  return static_cast<MpiTransport&>(communicator.transport());
 }
 
 // Denormal numbers are kept, and results rounded to the nearest, while it lives. TensorFlow's
@@ -159,7 +195,14 @@ int adasum_init(const void* comm) {
     if (world != nullptr) {
       throw Error(ErrorKind::kState, "tf_adasum is already initialized: call shutdown() first");
     }
-    world = std::make_shared<Communicator>(MpiTransport::Create(comm));
+    static std::once_flag once;
+    std::call_once(once, [] { pthread_atfork(PrepareFork, nullptr, LeaveToParent); });
+    const Patience patience = Patience::OfEnvironment();
+    const StartWatch watch(patience.warning);
+    std::shared_ptr<Transport> transport = MpiTransport::Create(comm);
+    const auto end_job = [] { adasum::AbortMpi(EXIT_FAILURE); };
+    world = std::make_shared<Communicator>(
+        transport, std::make_shared<Watchdog>(transport, patience, end_job));
   });
 }
 
@@ -189,15 +232,43 @@ void adasum_finalize(void) { adasum::FinalizeMpi(); }
 
 int adasum_is_initialized(void) {
   std::lock_guard<std::mutex> lock(world_mutex);
-  return world != nullptr;
+  return world != nullptr || parents.has_value();
 }
 
 int adasum_topology(AdasumTopology* topology) {
   return Guard([&] {
-    const adasum::Topology& t = MpiOf(*World()).topology();
+    const adasum::Topology t = parents ? *parents : TopologyOf(*World());
     *topology = {t.rank, t.size, t.local_rank, t.local_size, t.cross_rank, t.cross_size};
   });
 }
+
+int adasum_go_on_without_the_dead(void) {
+  return Guard([] { World()->GoOnWithoutTheDead(); });
+}
+
+int adasum_is_fault_tolerant(void) { return adasum::MpiIsFaultTolerant() ? 1 : 0; }
+
+int64_t adasum_shrinkings(void) {
+  std::lock_guard<std::mutex> lock(world_mutex);
+  return world == nullptr ? 0 : world->shrinkings();
+}
+
+int adasum_shrinking(int64_t index, AdasumShrinking* shrinking, int32_t* lost, int32_t max_lost) {
+  return Guard([&] {
+    const std::shared_ptr<Communicator> all = World();
+    if (index < 0 || index >= all->shrinkings()) {
+      throw Error(ErrorKind::kInvalidArgument,
+                  "`index` must be one of " + std::to_string(all->shrinkings()) +
+                      " shrinkings. Received: " + std::to_string(index));
+    }
+    const adasum::Shrinking found = all->shrinking(index);
+    *shrinking = {found.old_rank, found.old_size, found.new_rank, found.new_size,
+                  static_cast<int32_t>(found.lost.size())};
+    for (int32_t i = 0; i < std::min(max_lost, shrinking->lost_count); ++i) lost[i] = found.lost[i];
+  });
+}
+
+void adasum_set_fault_hook(void (*hook)(const char* place)) { adasum::fault_hook = hook; }
 
 int adasum_job_size(void) { return adasum::MpiJobSize(); }
 
@@ -223,7 +294,7 @@ const char* adasum_mpi_thread_level(void) {
 
 int adasum_shares_memory(void) {
   std::lock_guard<std::mutex> lock(world_mutex);
-  return world == nullptr ? -1 : world->transport().shares_memory();
+  return world == nullptr ? -1 : world->transport()->shares_memory();
 }
 
 const char* adasum_simd(void) { return adasum::CpuSimd(); }
@@ -233,7 +304,7 @@ int adasum_allreduce(const AdasumTensor* inputs, void* const* outputs, int64_t c
   return Guard([&] {
     const std::shared_ptr<Communicator> all = World();
     all->Allreduce(Specs(inputs, count), Data(inputs, count).data(), outputs,
-                   ToOptions(*options, all->transport()), options->name);
+                   ToOptions(*options, *all->transport()), options->name);
   });
 }
 
@@ -245,7 +316,7 @@ int adasum_sync(const AdasumSyncTensors* t, const AdasumSyncOptions* o, AdasumSy
     const adasum::SyncTensors tensors{
         Specs(t->values, t->count),       values.data(), t->starts,    t->new_values, t->new_starts,
         Specs(t->states, t->state_count), states.data(), t->new_states};
-    const adasum::SyncOptions options{ToOptions(o->reduce, World()->transport()), o->pending != 0,
+    const adasum::SyncOptions options{ToOptions(o->reduce, *World()->transport()), o->pending != 0,
                                       o->flush != 0, o->raise_nonfinite != 0, o->skips_in_a_row};
     if (o->flight >= 0 && (t->state_count > 0 || t->new_starts == nullptr)) {
       throw Error(ErrorKind::kInvalidArgument,
@@ -313,7 +384,7 @@ int adasum_simulate(int ranks, const int32_t* host_of, const AdasumTensor* input
         try {
           Communicator communicator(threads_world.Join(rank));
           const AdasumTensor* own = inputs + first_tensor;
-          const ReduceOptions reduce = ToOptions(*options, communicator.transport());
+          const ReduceOptions reduce = ToOptions(*options, *communicator.transport());
           communicator.Allreduce(Specs(own, count), Data(own, count).data(), outputs + first_tensor,
                                  reduce, options->name);
         } catch (const Error& error) {

@@ -21,7 +21,8 @@ typedef enum {
   ADASUM_DISAGREEMENT = 2,     /* the ranks pass different things; returned on every rank */
   ADASUM_TRANSPORT = 3,        /* the message layer failed */
   ADASUM_STATE = 4,            /* not initialised, or MPI is already finalized */
-  ADASUM_INTERNAL = 5
+  ADASUM_INTERNAL = 5,
+  ADASUM_RANK_LOST = 6 /* a rank has died, and the others do not go on without it */
 } AdasumStatus;
 
 typedef enum {
@@ -70,7 +71,10 @@ typedef struct {
 } AdasumTopology;
 
 /* comm: pointer to an MPI_Comm, which is duplicated, or null for MPI_COMM_WORLD. Collective over
- * comm. */
+ * comm. Says which ranks have not come after the seconds of
+ * TF_ADASUM_STALL_WARNING_SECONDS (60), and ends the process after those of
+ * TF_ADASUM_START_ABORT_SECONDS (600; 0 for never). Over collectives watches a thread, see
+ * TF_ADASUM_STALL_ABORT_SECONDS (1800). */
 ADASUM_EXPORT int adasum_init(const void* comm);
 /* Collective: every rank must come, or all get ADASUM_DISAGREEMENT. What this process held is given
  * back in either case. MPI stays, so that adasum_init may be called again. */
@@ -79,6 +83,27 @@ ADASUM_EXPORT int adasum_shutdown(void);
 ADASUM_EXPORT void adasum_finalize(void);
 ADASUM_EXPORT int adasum_is_initialized(void);
 ADASUM_EXPORT int adasum_topology(AdasumTopology* topology);
+/* From now on, until adasum_shutdown, the ranks that live go on without those that die: what a
+ * collective returns it returns on all that live, and it was done without the dead; ranks are
+ * renumbered, and adasum_topology tells. Where a rank dies in adasum_sync before anything is
+ * written, the others' changes are reduced; later, all go back to the starts. To be called on all
+ * ranks before the same collective. ADASUM_STATE where MPI cannot do that. */
+ADASUM_EXPORT int adasum_go_on_without_the_dead(void);
+/* Whether MPI can do that: 0 or 1. */
+ADASUM_EXPORT int adasum_is_fault_tolerant(void);
+/* How often ranks were lost since adasum_init. */
+ADASUM_EXPORT int64_t adasum_shrinkings(void);
+typedef struct {
+  int32_t old_rank, old_size; /* of this process, before */
+  int32_t new_rank, new_size;
+  int32_t lost_count;
+} AdasumShrinking;
+/* The index-th time. lost gets the first max_lost of the lost ranks, by their numbers before. */
+ADASUM_EXPORT int adasum_shrinking(int64_t index, AdasumShrinking* shrinking, int32_t* lost,
+                                   int32_t max_lost);
+/* For tests: calls hook with the name of each place that a thread comes to in a collective; null
+ * for none. */
+ADASUM_EXPORT void adasum_set_fault_hook(void (*hook)(const char* place));
 /* The number of processes in MPI_COMM_WORLD, whatever the communicator. */
 ADASUM_EXPORT int adasum_job_size(void);
 /* Ends every process of MPI_COMM_WORLD; does not return. */

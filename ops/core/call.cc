@@ -6,24 +6,6 @@ namespace adasum {
 
 namespace {
 
-const char* NameOf(CallKind kind) {
-  switch (kind) {
-    case CallKind::kAllreduce:
-      return "allreduce";
-    case CallKind::kSync:
-      return "sync of deltas";
-    case CallKind::kBroadcast:
-      return "broadcast";
-    case CallKind::kAllgather:
-      return "allgather";
-    case CallKind::kBarrier:
-      return "barrier";
-    case CallKind::kShutdown:
-      return "shutdown";
-  }
-  return "";
-}
-
 const char* NameOf(Op op) {
   switch (op) {
     case Op::kAdasum:
@@ -51,6 +33,24 @@ const char* NameOf(Algorithm algorithm) {
 }
 
 }  // namespace
+
+const char* NameOf(CallKind kind) {
+  switch (kind) {
+    case CallKind::kAllreduce:
+      return "allreduce";
+    case CallKind::kSync:
+      return "sync of deltas";
+    case CallKind::kBroadcast:
+      return "broadcast";
+    case CallKind::kAllgather:
+      return "allgather";
+    case CallKind::kBarrier:
+      return "barrier";
+    case CallKind::kShutdown:
+      return "shutdown";
+  }
+  return "";
+}
 
 Call& Call::With(const ReduceOptions& options) {
   op_ = static_cast<int>(options.op);

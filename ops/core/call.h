@@ -13,6 +13,9 @@ namespace adasum {
 
 enum class CallKind { kAllreduce, kSync, kBroadcast, kAllgather, kBarrier, kShutdown };
 
+// In the words that errors use.
+const char* NameOf(CallKind kind);
+
 // Keeps references to what it is given.
 class Call : public CallSignature {
  public:

@@ -14,6 +14,7 @@ enum class ErrorKind {
   kTransport = 3,        // the message layer failed
   kState = 4,            // not initialised, or already shut down
   kInternal = 5,
+  kRankLost = 6,  // a rank has died, or another one has given up because one has
 };
 
 class Error : public std::runtime_error {

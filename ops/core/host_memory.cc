@@ -12,6 +12,8 @@
 #include <new>
 #include <string>
 
+#include "error.h"
+
 namespace adasum {
 
 namespace {
@@ -60,6 +62,7 @@ struct HostMemory::Control {
     std::atomic<uint32_t> sleepers{0};
   };
   Count counts[kCounters];
+  std::atomic<uint32_t> revoked;
   alignas(64) char told[2][kTellBytes];
 };
 
@@ -94,6 +97,19 @@ void HostMemory::Tell(const void* something, int64_t bytes) {
 
 const char* HostMemory::ToldBy(int member) const { return control(member).told[calls_ % 2]; }
 
+void HostMemory::Revoke() {
+  Control& own = control(member_);
+  own.revoked.store(1);
+  for (Control::Count& count : own.counts) WakeAll(&count.value);
+}
+
+void HostMemory::CheckRevoked() const {
+  for (int member = 0; member < members_; ++member) {
+    if (control(member).revoked.load() == 0) continue;
+    throw Error(ErrorKind::kRankLost, "a rank has given up because another one has died");
+  }
+}
+
 void HostMemory::Post(Counter counter, uint32_t count) {
   Control::Count& own = control(member_).counts[counter];
   own.value.store(count);
@@ -113,6 +129,7 @@ void HostMemory::Await(int member, Counter counter, uint32_t count) {
     if (Reached(value, count)) break;
     SleepWhileEqual(&theirs.value, value);
     try {
+      CheckRevoked();
       check_others_();
     } catch (...) {
       theirs.sleepers.fetch_sub(1);

@@ -45,7 +45,7 @@ class HostMemory {
   // Collective: gives each member a new segment of so many bytes, filled with zeros. Throws on all
   // members if one of them gets none.
   using Map = std::function<std::unique_ptr<Segments>(int64_t bytes)>;
-  // Called now and then while a member waits; may throw.
+  // Called now and then while a member waits; may throw, to end the waiting.
   using CheckOthers = std::function<void()>;
 
   HostMemory(int member, int members, Map map, CheckOthers check_others);
@@ -66,6 +66,9 @@ class HostMemory {
   void Tell(const void* something, int64_t bytes);
   const char* ToldBy(int member) const;
 
+  // Makes the other members' waiting end with Error(kRankLost), whether or not they wait already.
+  void Revoke();
+
   void Post(Counter counter, uint32_t count);
   void Await(int member, Counter counter, uint32_t count);
   void AwaitAll(Counter counter, uint32_t count);
@@ -73,6 +76,7 @@ class HostMemory {
  private:
   struct Control;
   Control& control(int member) const;
+  void CheckRevoked() const;
 
   const int member_;
   const int members_;

@@ -139,7 +139,8 @@ class MappedSegments : public Segments {
 
 }  // namespace
 
-bool ShareHostMemory(Transport& transport, std::unique_ptr<HostMemory>* memory) {
+bool ShareHostMemory(Transport& transport, HostMemory::CheckOthers check_others,
+                     std::unique_ptr<HostMemory>* memory) {
   const Hosts& hosts = transport.hosts();
   const std::vector<int>& ranks = hosts.ranks[hosts.host_of[transport.rank()]];
   std::vector<int> all(transport.size());
@@ -164,8 +165,11 @@ bool ShareHostMemory(Transport& transport, std::unique_ptr<HostMemory>* memory) 
   };
   bool mapped = true;
   try {
-    if (members > 1) *memory = std::make_unique<HostMemory>(member, members, map, [] {});
-  } catch (const Error&) {
+    if (members > 1) {
+      *memory = std::make_unique<HostMemory>(member, members, map, std::move(check_others));
+    }
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kRankLost) throw;
     mapped = false;
   }
   if (all_say(mapped)) return true;

@@ -11,7 +11,9 @@ namespace adasum {
 // Collective over all ranks. Returns, on all ranks alike, whether the ranks of every host share
 // memory; memory is then set, except for a rank that is alone. They do not where a process cannot
 // map another's memory (containers of their own), or where TF_ADASUM_SHARED_MEMORY is 0.
-bool ShareHostMemory(Transport& transport, std::unique_ptr<HostMemory>* memory);
+// check_others: as HostMemory's.
+bool ShareHostMemory(Transport& transport, HostMemory::CheckOthers check_others,
+                     std::unique_ptr<HostMemory>* memory);
 
 }  // namespace adasum
 

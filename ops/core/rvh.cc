@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "faults.h"
+
 namespace adasum {
 
 namespace {
@@ -118,6 +120,7 @@ void Rvh::HalveAndCombine(const Level& level, const Level* next) {
   };
   const auto over_ranks = [&](Reduction reduction, double* values, size_t count) {
     exchanged->Await();
+    FaultPlace("dots");
     ReduceOverGroup(level, reduction, values, count);  // 16, 17
   };
   const Work work = WorkOn(mine);
@@ -175,6 +178,7 @@ void Rvh::NoteNorms(const Level& level) {
 }
 
 void Rvh::Gather(const Level& level, bool is_last) {
+  FaultPlace("gather");
   const Range theirs = level.halves.theirs;
   const auto transfer = Start(level.halves.mine, theirs, At(theirs), level.nghr);
   EmitFinal();
@@ -244,6 +248,7 @@ Rvh::Halves Rvh::Halve(Range x, bool left) const {
 }
 
 void Rvh::Exchange(const Level& level) {
+  FaultPlace("halve");
   exchange_ = Start(level.halves.theirs, level.halves.mine, level.received, level.nghr);  // 4-11
 }
 

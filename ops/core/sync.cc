@@ -20,49 +20,76 @@ constexpr uint64_t kNonfinite = 8;  // its change is not finite, and that is an 
 
 constexpr int64_t kNoTensor = -1;
 
-class SyncCall {
+}  // namespace
+
+class SyncCall::State {
  public:
-  SyncCall(Transport& transport, Workspace& workspace, SayingBuffers& saying_buffers,
-           const SyncTensors& tensors, const SyncOptions& options, const std::string& name)
-      : transport_(transport),
-        workspace_(workspace),
-        saying_buffers_(saying_buffers),
-        tensors_(tensors),
+  State(const SyncTensors& tensors, const SyncOptions& options, const std::string& name,
+        bool keeps_starts)
+      : tensors_(tensors),
         options_(options),
         name_(name),
+        keeps_starts_(keeps_starts),
         deltas_(options.reduce.fusion_threshold),
-        states_(options.reduce.fusion_threshold) {
+        states_(options.reduce.fusion_threshold),
+        inputs_{options.pending, tensors.values, tensors.starts, tensors.states} {
     deltas_.Add(tensors.specs, options.reduce.op);
     states_.Add(tensors.state_specs, Op::kAverage);
-    is_small_ = IsSmall(transport, deltas_.bytes() + states_.bytes());
   }
 
-  SyncResult Run() {
-    inputs_ = {options_.pending, tensors_.values, tensors_.starts, tensors_.states};
+  bool Round(Transport& transport, Workspace& workspace, SayingBuffers& saying_buffers) {
+    touched_ = false;
+    reduced_ = false;
+    is_small_ = IsSmall(transport, deltas_.bytes() + states_.bytes());
+    const Place place{transport, workspace, saying_buffers};
     const Ends delta_ends = DeltaEnds(), state_ends = StateEnds();
-    while (true) {
-      AllreduceCall deltas = Prepare(deltas_, delta_ends);
-      const Agreed agreed = Agree(deltas);
-      if (!(agreed.flags & kPending)) {
-        KeepValues();
-        return result_;
-      }
-      const Report report = Reduce(deltas_, delta_ends, &deltas, agreed.said, 0);
-      // What goes with a change that is not finite is likely not finite either, and must not get
-      // into the other ranks' mean.
-      if (!(agreed.flags & kSkips)) {
-        AllreduceCall states = Prepare(states_, state_ends);
-        Reduce(states_, state_ends, &states, agreed.said, deltas_.bytes());
-      } else {
-        Keep(tensors_.state_specs, inputs_.states, tensors_.new_states);
-      }
-      if (result_.syncs++ == 0) result_.report = report;
-      if (!options_.flush || !(agreed.flags & kGoesOn)) return result_;
-      inputs_ = {false, tensors_.new_values, tensors_.new_values, tensors_.new_states};
+    AllreduceCall deltas = Prepare(place, deltas_, delta_ends);
+    const Agreed agreed = Agree(place, deltas);
+    if (!(agreed.flags & kPending)) {
+      KeepValues();
+      return false;
     }
+    report_ = Reduce(place, deltas_, delta_ends, &deltas, agreed.said, 0);
+    // What goes with a change that is not finite is likely not finite either, and must not get
+    // into the other ranks' mean.
+    if (!(agreed.flags & kSkips)) {
+      AllreduceCall states = Prepare(place, states_, state_ends);
+      Reduce(place, states_, state_ends, &states, agreed.said, deltas_.bytes());
+    } else {
+      Keep(tensors_.state_specs, inputs_.states, tensors_.new_states);
+    }
+    reduced_ = true;
+    return options_.flush && (agreed.flags & kGoesOn);
   }
+
+  void EndRound() {
+    result_.skipped = result_.skipped || counts_as_zero_;
+    if (!reduced_) return;
+    if (result_.syncs++ == 0) result_.report = report_;
+    if (keeps_starts_) Keep(tensors_.specs, tensors_.new_values, tensors_.new_starts);
+    inputs_ = {false, tensors_.new_values, tensors_.new_values, tensors_.new_states};
+    if (keeps_starts_) inputs_.starts = tensors_.new_starts;
+  }
+
+  bool untouched() const { return !touched_; }
+
+  void GoBack() {
+    if (inputs_.starts == nullptr) return;
+    Keep(tensors_.specs, inputs_.starts, tensors_.new_values);
+    Keep(tensors_.specs, inputs_.starts, tensors_.new_starts);
+    Keep(tensors_.state_specs, inputs_.states, tensors_.new_states);
+    inputs_ = {false, tensors_.new_values, inputs_.starts, tensors_.new_states};
+  }
+
+  const SyncResult& result() const { return result_; }
 
  private:
+  struct Place {
+    Transport& transport;
+    Workspace& workspace;
+    SayingBuffers& saying_buffers;
+  };
+
   // Where this rank stands: after a first round of a flush, that is where the round has brought it.
   struct Inputs {
     bool pending;
@@ -101,12 +128,11 @@ class SyncCall {
   }
 
   // Tells the others of this rank's change, and all of it where that is little.
-  Agreed Agree(AllreduceCall& deltas) {
+  Agreed Agree(const Place& place, AllreduceCall& deltas) {
     const Inspection found = Inspect();
     const bool is_bad = found.bad != kNoTensor;
     // A change that is not finite counts as zero, all of it.
     counts_as_zero_ = is_bad;
-    result_.skipped = result_.skipped || is_bad;
     const bool is_error = is_bad && (options_.raise_nonfinite ||
                                      options_.skips_in_a_row + 1 >= SyncOptions::kMaxSkipsInARow);
     const bool pending = inputs_.pending || (!is_bad && !found.zero);
@@ -124,10 +150,10 @@ class SyncCall {
                 }};
     }
     if (!is_small_) deltas.Prepare();
-    Agreed agreed = adasum::Agree(transport_, saying_buffers_, call, own, saying);
+    Agreed agreed = adasum::Agree(place.transport, place.saying_buffers, call, own, saying);
     CheckReducible(tensors_.specs);
     CheckReducible(tensors_.state_specs);
-    if (agreed.flags & kNonfinite) ThrowNonfinite(is_error, found.bad);
+    if (agreed.flags & kNonfinite) ThrowNonfinite(place.transport, is_error, found.bad);
     return agreed;
   }
 
@@ -160,16 +186,17 @@ class SyncCall {
     return found;
   }
 
-  Report Reduce(const Fusion& fusion, const Ends& ends, AllreduceCall* call,
+  Report Reduce(const Place& place, const Fusion& fusion, const Ends& ends, AllreduceCall* call,
                 const std::vector<const char*>& said, int64_t said_at) {
     if (!is_small_) return call->Run();
     std::vector<const char*> of_rank;
     for (const char* of : said) of_rank.push_back(of + said_at);
-    return ReduceHere(transport_, workspace_, fusion, options_.reduce.algorithm, of_rank, ends);
+    return ReduceHere(place.transport, place.workspace, fusion, options_.reduce.algorithm, of_rank,
+                      ends);
   }
 
-  AllreduceCall Prepare(const Fusion& fusion, const Ends& ends) {
-    return AllreduceCall(transport_, workspace_, fusion, options_.reduce.algorithm, ends);
+  AllreduceCall Prepare(const Place& place, const Fusion& fusion, const Ends& ends) {
+    return AllreduceCall(place.transport, place.workspace, fusion, options_.reduce.algorithm, ends);
   }
 
   // Writes as it goes: a change is read before anything that was read for it is written.
@@ -185,6 +212,7 @@ class SyncCall {
     };
     const auto emit = [this](const Kernels& kernels, int64_t t, int64_t begin, int64_t count,
                              const char* from) {
+      touched_ = true;
       const int64_t at = begin * kernels.item_bytes;
       char* value = static_cast<char*>(tensors_.new_values[t]) + at;
       if (inputs_.starts == nullptr) {
@@ -192,7 +220,7 @@ class SyncCall {
       } else {
         kernels.apply(At(inputs_.starts[t], at), from, count, value);
       }
-      if (tensors_.new_starts == nullptr) return;
+      if (tensors_.new_starts == nullptr || keeps_starts_) return;
       std::memcpy(static_cast<char*>(tensors_.new_starts[t]) + at, value, Bytes(kernels, count));
     };
     return {fill, emit};
@@ -205,21 +233,22 @@ class SyncCall {
     };
     const auto emit = [this](const Kernels& kernels, int64_t t, int64_t begin, int64_t count,
                              const char* from) {
+      touched_ = true;
       std::memcpy(static_cast<char*>(tensors_.new_states[t]) + begin * kernels.item_bytes, from,
                   Bytes(kernels, count));
     };
     return {fill, emit};
   }
 
-  [[noreturn]] void ThrowNonfinite(bool mine, int64_t bad) {
+  [[noreturn]] void ThrowNonfinite(Transport& transport, bool mine, int64_t bad) {
     std::string own;
     if (mine) {
-      own = "tensor " + std::to_string(bad) + " of rank " + std::to_string(transport_.rank());
+      own = "tensor " + std::to_string(bad) + " of rank " + std::to_string(transport.rank());
       const std::string name(tensors_.specs[bad].name);
       if (!name.empty()) own += " (" + name + ")";
     }
     std::string where;
-    for (const std::string& text : GatherTexts(transport_, own)) {
+    for (const std::string& text : GatherTexts(transport, own)) {
       if (!text.empty()) where += (where.empty() ? "" : ", ") + text;
     }
     std::string often;
@@ -247,26 +276,37 @@ class SyncCall {
     }
   }
 
-  Transport& transport_;
-  Workspace& workspace_;
-  SayingBuffers& saying_buffers_;
   const SyncTensors& tensors_;
   const SyncOptions& options_;
   const std::string& name_;
+  const bool keeps_starts_;
   Fusion deltas_;
   Fusion states_;
+  Inputs inputs_;
   bool is_small_ = false;
   bool counts_as_zero_ = false;
-  Inputs inputs_{};
+  bool touched_ = false;
+  bool reduced_ = false;
+  Report report_;
   SyncResult result_;
 };
 
-}  // namespace
+SyncCall::SyncCall(const SyncTensors& tensors, const SyncOptions& options, const std::string& name,
+                   bool keeps_starts)
+    : state_(std::make_unique<State>(tensors, options, name, keeps_starts)) {}
 
-SyncResult SyncRanks(Transport& transport, Workspace& workspace, SayingBuffers& saying_buffers,
-                     const SyncTensors& tensors, const SyncOptions& options,
-                     const std::string& name) {
-  return SyncCall(transport, workspace, saying_buffers, tensors, options, name).Run();
+SyncCall::~SyncCall() = default;
+
+bool SyncCall::Round(Transport& transport, Workspace& workspace, SayingBuffers& saying_buffers) {
+  return state_->Round(transport, workspace, saying_buffers);
 }
+
+void SyncCall::EndRound() { state_->EndRound(); }
+
+bool SyncCall::untouched() const { return state_->untouched(); }
+
+void SyncCall::GoBack() { state_->GoBack(); }
+
+const SyncResult& SyncCall::result() const { return state_->result(); }
 
 }  // namespace adasum

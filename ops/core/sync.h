@@ -4,6 +4,7 @@
 #define TF_ADASUM_OPS_CORE_SYNC_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -48,12 +49,33 @@ struct SyncResult {
   Report report;         // of the first of the reductions; about specs alone
 };
 
-// Collective. Throws Error(kDisagreement) on every rank where ranks differ in op, name, tensors or
-// the contents of the starts, and Error(kInvalidArgument) on every rank for a change that is not
-// finite and may not be skipped; then nothing is written.
-SyncResult SyncRanks(Transport& transport, Workspace& workspace, SayingBuffers& saying_buffers,
-                     const SyncTensors& tensors, const SyncOptions& options,
-                     const std::string& name);
+// A sync, round by round. Keeps references to what it is given.
+class SyncCall {
+ public:
+  // keeps_starts: so that GoBack is possible, the starts are not written before the end of a round.
+  SyncCall(const SyncTensors& tensors, const SyncOptions& options, const std::string& name,
+           bool keeps_starts);
+  ~SyncCall();
+
+  // Collective. Returns whether there is another round. Throws Error(kDisagreement) on every rank
+  // where ranks differ in op, name, tensors or the contents of the starts, and
+  // Error(kInvalidArgument) on every rank for a change that is not finite and may not be skipped;
+  // then nothing is written in this round.
+  bool Round(Transport& transport, Workspace& workspace, SayingBuffers& saying_buffers);
+  // After each round that has come to its end on all ranks.
+  void EndRound();
+  // Whether the round has not written anything yet, so that it can be done again.
+  bool untouched() const;
+  // After a round that has not come to its end: the values become the starts. What the states have
+  // become they stay.
+  void GoBack();
+
+  const SyncResult& result() const;
+
+ private:
+  class State;
+  const std::unique_ptr<State> state_;
+};
 
 }  // namespace adasum
 

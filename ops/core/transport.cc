@@ -1,5 +1,6 @@
 #include "transport.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -31,6 +32,23 @@ Hosts Hosts::From(const std::vector<int>& host_of) {
     hosts.host_of.push_back(known->second);
   }
   return hosts;
+}
+
+Topology Topology::Of(int rank, const Hosts& hosts) {
+  const std::vector<int>& local = hosts.ranks[hosts.host_of[rank]];
+  Topology topology;
+  topology.rank = rank;
+  topology.size = static_cast<int>(hosts.host_of.size());
+  topology.local_size = static_cast<int>(local.size());
+  topology.local_rank =
+      static_cast<int>(std::find(local.begin(), local.end(), rank) - local.begin());
+  topology.cross_size = 0;
+  for (const std::vector<int>& ranks : hosts.ranks) {
+    if (static_cast<int>(ranks.size()) <= topology.local_rank) continue;
+    ++topology.cross_size;
+    if (ranks[topology.local_rank] < rank) ++topology.cross_rank;
+  }
+  return topology;
 }
 
 // Recursive doubling. Where the number of members is no power of two, the first few of them are

@@ -18,6 +18,17 @@ struct Hosts {
   static Hosts From(const std::vector<int>& host_of);  // any numbers, equal for ranks of one host
 };
 
+struct Topology {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;  // among the ranks of this host
+  int local_size = 1;
+  int cross_rank = 0;  // among the ranks of all hosts that have the same local rank
+  int cross_size = 1;
+
+  static Topology Of(int rank, const Hosts& hosts);
+};
+
 // Messages both ways that are under way, in pieces. What they read and write belongs to them until
 // Await has returned.
 class Transfer {
@@ -60,6 +71,30 @@ class Transport {
   virtual std::unique_ptr<Transfer> Start(const void* send, int64_t send_bytes, int to,
                                           void* receive, int64_t receive_bytes, int from,
                                           int64_t piece_bytes, Stream stream) = 0;
+
+  // Whether the ranks that live can go on when others die. Exchanges then throw Error(kRankLost)
+  // where a rank has died or revoked them; of the following four nothing is called otherwise.
+  virtual bool fault_tolerant() const { return false; }
+  // Makes all exchanges of this transport, also those of other ranks that are under way, throw. May
+  // be called more than once.
+  virtual void Revoke() {}
+  // What the ranks that live say together, after a revocation too.
+  struct Vote {
+    uint32_t flags;  // bits that all of them have set
+    bool all_live;   // none has died
+  };
+  // Collective over those that live: the same answer on all of them.
+  virtual Vote AskLiving(uint32_t flags) { return {flags, true}; }
+  // Collective over those that live: a transport without the others, which are listed, ascending.
+  // What this one holds has to stay: messages may still come in.
+  virtual std::unique_ptr<Transport> Shrink(std::vector<int>* /*lost*/) { return nullptr; }
+  // The ranks that this one knows to have died. May be called by any thread.
+  virtual std::vector<int> KnownLost() { return {}; }
+
+  // A few bytes to another rank, whatever that one is doing, and from any rank; for one thread of
+  // its own. Both are lost where they cannot be had.
+  virtual void SendNote(const void* /*note*/, int64_t /*bytes*/, int /*to*/) {}
+  virtual bool TakeNote(void* /*note*/, int64_t /*bytes*/) { return false; }
 
   void Send(const void* data, int64_t bytes, int to, Stream stream = kControl) {
     SendReceive(data, bytes, to, nullptr, 0, 0, stream);

@@ -3,15 +3,50 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 #include <vector>
 
 #include "error.h"
 #include "host_memory_mmap.h"
 
+// Open MPI's extensions: ULFM, which lets the living go on without the dead.
+#if defined(OMPI_MAJOR_VERSION) && __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>
+#endif
+
 namespace adasum {
 
 namespace {
+
+#if defined(OMPI_HAVE_MPI_EXT_FTMPI)
+
+constexpr bool kHasUlfm = true;
+constexpr int kProcessFailed = MPIX_ERR_PROC_FAILED, kRevoked = MPIX_ERR_REVOKED;
+constexpr int kFaultToleranceKey = MPIX_FT;
+
+int CommRevoke(MPI_Comm comm) { return MPIX_Comm_revoke(comm); }
+int CommAgree(MPI_Comm comm, int* flag) { return MPIX_Comm_agree(comm, flag); }
+int CommShrink(MPI_Comm comm, MPI_Comm* living) { return MPIX_Comm_shrink(comm, living); }
+int CommFailed(MPI_Comm comm, MPI_Group* failed) { return MPIX_Comm_get_failed(comm, failed); }
+int CommIsRevoked(MPI_Comm comm, int* flag) { return MPIX_Comm_is_revoked(comm, flag); }
+
+#else
+
+constexpr bool kHasUlfm = false;
+constexpr int kProcessFailed = -1, kRevoked = -1, kFaultToleranceKey = MPI_KEYVAL_INVALID;
+
+int CommRevoke(MPI_Comm) { return MPI_ERR_UNSUPPORTED_OPERATION; }
+int CommAgree(MPI_Comm, int*) { return MPI_ERR_UNSUPPORTED_OPERATION; }
+int CommShrink(MPI_Comm, MPI_Comm*) { return MPI_ERR_UNSUPPORTED_OPERATION; }
+int CommFailed(MPI_Comm, MPI_Group*) { return MPI_ERR_UNSUPPORTED_OPERATION; }
+int CommIsRevoked(MPI_Comm, int*) { return MPI_ERR_UNSUPPORTED_OPERATION; }
+
+#endif
+
+// Of notes, beside the streams'.
+constexpr int kNoteTag = 100;
 
 // MPI counts are int. One chunk stays well below 2^31 bytes, so a message of any size is a list of
 // chunks.
@@ -21,6 +56,11 @@ bool finalize_is_ours = false;
 
 void Check(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
+  int error_class = code;
+  MPI_Error_class(code, &error_class);
+  if (error_class == kProcessFailed || error_class == kRevoked) {
+    throw Error(ErrorKind::kRankLost, "a rank has died");
+  }
   char text[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
   MPI_Error_string(code, text, &length);
@@ -85,24 +125,35 @@ std::vector<int> FindHosts(MPI_Comm comm, MPI_Comm local) {
   return host_of;
 }
 
-struct Found {
-  Topology topology;
-  Hosts hosts;
-};
-
-Found FindTopology(MPI_Comm comm) {
-  MPI_Comm local, cross;
+// The processes of all ranks.
+std::vector<Process> FindProcesses(MPI_Comm comm) {
   const Place world = PlaceIn(comm);
-  Check(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, world.rank, MPI_INFO_NULL, &local),
+  const Process own = Process::Own(world.rank);
+  std::vector<Process> processes(world.size);
+  Check(MPI_Allgather(&own, sizeof own, MPI_BYTE, processes.data(), sizeof own, MPI_BYTE, comm),
+        "MPI_Allgather");
+  return processes;
+}
+
+Hosts FindHosts(MPI_Comm comm) {
+  MPI_Comm local;
+  Check(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, PlaceIn(comm).rank, MPI_INFO_NULL, &local),
         "MPI_Comm_split_type");
-  const Place in_host = PlaceIn(local);
-  Check(MPI_Comm_split(comm, in_host.rank, world.rank, &cross), "MPI_Comm_split");
-  const Place across = PlaceIn(cross);
   const std::vector<int> host_of = FindHosts(comm, local);
   MPI_Comm_free(&local);
-  MPI_Comm_free(&cross);
-  return {{world.rank, world.size, in_host.rank, in_host.size, across.rank, across.size},
-          Hosts::From(host_of)};
+  return Hosts::From(host_of);
+}
+
+// The others' processes on this rank's host.
+std::vector<Process> Neighbours(int rank, const Hosts& hosts,
+                                const std::vector<Process>& processes) {
+  std::vector<Process> neighbours;
+  for (const int other : hosts.ranks[hosts.host_of[rank]]) {
+    if (other == rank) continue;
+    neighbours.push_back(processes[other]);
+    neighbours.back().rank = other;
+  }
+  return neighbours;
 }
 
 // A message of at most chunk_bytes after the other, as post(at, bytes).
@@ -116,24 +167,34 @@ void ForEachChunk(int64_t bytes, int64_t chunk_bytes, Post post) {
 class MpiTransfer : public Transfer {
  public:
   MpiTransfer(MPI_Comm comm, const void* send, int64_t send_bytes, int to, void* receive,
-              int64_t receive_bytes, int from, int64_t piece_bytes, int tag) {
+              int64_t receive_bytes, int from, int64_t piece_bytes, int tag)
+      : comm_(comm) {
     ForEachChunk(receive_bytes, piece_bytes, [&](int64_t at, int bytes) {
-      requests_.emplace_back();
+      requests_.emplace_back(MPI_REQUEST_NULL);
       Check(MPI_Irecv(static_cast<char*>(receive) + at, bytes, MPI_BYTE, from, tag, comm,
                       &requests_.back()),
             "MPI_Irecv");
     });
     ForEachChunk(send_bytes, piece_bytes, [&](int64_t at, int bytes) {
-      requests_.emplace_back();
+      requests_.emplace_back(MPI_REQUEST_NULL);
       Check(MPI_Isend(static_cast<const char*>(send) + at, bytes, MPI_BYTE, to, tag, comm,
                       &requests_.back()),
             "MPI_Isend");
     });
   }
 
-  // After an error the messages cannot be waited for. Their memory is the communicator's, which
-  // outlives them.
   ~MpiTransfer() override {
+    if (AllNull()) return;
+    // An error has come before the end. What is under way reads and writes memory that may soon be
+    // somebody else's, so it has to end too: a revocation ends it.
+    CommRevoke(comm_);
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+    while (kHasUlfm && !AllNull() && std::chrono::steady_clock::now() < limit) {
+      for (MPI_Request& request : requests_) {
+        int done = 0;
+        if (request != MPI_REQUEST_NULL) MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+      }
+    }
     for (MPI_Request& request : requests_) {
       if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
     }
@@ -144,18 +205,40 @@ class MpiTransfer : public Transfer {
   }
 
   void Await() override {
-    Check(MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE),
-          "MPI_Waitall");
+    // One after the other: of all of them together MPI tells less when one fails.
+    for (MPI_Request& request : requests_) {
+      Check(MPI_Wait(&request, MPI_STATUS_IGNORE), "MPI_Wait");
+    }
   }
 
  private:
+  bool AllNull() const {
+    return std::all_of(requests_.begin(), requests_.end(),
+                       [](MPI_Request request) { return request == MPI_REQUEST_NULL; });
+  }
+
+  const MPI_Comm comm_;
   std::vector<MPI_Request> requests_;  // those of the pieces to receive, then those to send
 };
 
 }  // namespace
 
 struct MpiTransport::Handle {
+  explicit Handle(MPI_Comm user) {
+    Check(MPI_Comm_dup(user, &comm), "MPI_Comm_dup");
+    Own();
+  }
+  struct Made {
+    MPI_Comm comm;
+  };
+  explicit Handle(Made made) : comm(made.comm) { Own(); }
+
   MPI_Comm comm = MPI_COMM_NULL;
+  std::vector<MPI_Request> notes;  // being sent
+  std::vector<std::vector<char>> note_texts;
+
+ private:
+  void Own() { Check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler"); }
 };
 
 std::unique_ptr<MpiTransport> MpiTransport::Create(const void* communicator) {
@@ -172,13 +255,11 @@ std::unique_ptr<MpiTransport> MpiTransport::Create(const void* communicator) {
     throw Error(ErrorKind::kInvalidArgument,
                 "`comm` must be an intracommunicator. Received: an intercommunicator");
   }
-  auto handle = std::make_unique<Handle>();
-  Check(MPI_Comm_dup(user, &handle->comm), "MPI_Comm_dup");
-  Check(MPI_Comm_set_errhandler(handle->comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  Found found = FindTopology(handle->comm);
-  auto transport = std::unique_ptr<MpiTransport>(
-      new MpiTransport(found.topology, std::move(found.hosts), std::move(handle)));
-  transport->shares_memory_ = ShareHostMemory(*transport, &transport->host_memory_);
+  auto handle = std::make_unique<Handle>(user);
+  const MPI_Comm comm = handle->comm;
+  auto transport = std::unique_ptr<MpiTransport>(new MpiTransport(
+      PlaceIn(comm).rank, FindHosts(comm), FindProcesses(comm), std::move(handle)));
+  transport->ShareMemory();
   return transport;
 }
 
@@ -196,11 +277,31 @@ std::unique_ptr<MpiTransport> MpiTransport::Duplicate() const {
   return duplicate;
 }
 
-MpiTransport::MpiTransport(const Topology& topology, Hosts hosts, std::unique_ptr<Handle> handle)
-    : Transport(topology.rank, std::move(hosts)), topology_(topology), handle_(std::move(handle)) {}
+MpiTransport::MpiTransport(int rank, Hosts hosts, std::vector<Process> processes,
+                           std::unique_ptr<Handle> handle)
+    : Transport(rank, std::move(hosts)),
+      processes_(std::move(processes)),
+      handle_(std::move(handle)),
+      lives_(std::make_unique<Lives>(Neighbours(rank, this->hosts(), processes_))) {}
 
 MpiTransport::~MpiTransport() {
-  if (!Finalized()) MPI_Comm_free(&handle_->comm);
+  if (Finalized()) return;
+  for (MPI_Request& note : handle_->notes) MPI_Request_free(&note);
+  MPI_Comm_free(&handle_->comm);
+}
+
+void MpiTransport::ShareMemory() {
+  shares_memory_ = ShareHostMemory(*this, [this] { CheckOthers(); }, &host_memory_);
+}
+
+// Without fault tolerance there is nothing better to do than to wait for the launcher, which ends
+// all of them, or for the watchdog.
+void MpiTransport::CheckOthers() {
+  if (!fault_tolerant()) return;
+  int flag = 0;
+  MPI_Iprobe(MPI_ANY_SOURCE, kNoteTag, handle_->comm, &flag, MPI_STATUS_IGNORE);  // lets MPI work
+  Check(CommIsRevoked(handle_->comm, &flag), "MPIX_Comm_is_revoked");
+  if (flag != 0 || !lives_->Ended().empty()) throw Error(ErrorKind::kRankLost, "a rank has died");
 }
 
 void MpiTransport::SendReceive(const void* send, int64_t send_bytes, int to, void* receive,
@@ -228,6 +329,132 @@ std::unique_ptr<Transfer> MpiTransport::Start(const void* send, int64_t send_byt
                                        from, piece_bytes, stream);
 }
 
+bool MpiTransport::fault_tolerant() const {
+  static const bool answer = MpiIsFaultTolerant();
+  return answer;
+}
+
+void MpiTransport::Revoke() {
+  if (host_memory_ != nullptr) host_memory_->Revoke();
+  CommRevoke(handle_->comm);
+}
+
+Transport::Vote MpiTransport::AskLiving(uint32_t flags) {
+  int all = static_cast<int>(flags);
+  const int code = CommAgree(handle_->comm, &all);
+  return {static_cast<uint32_t>(all), code == MPI_SUCCESS};
+}
+
+std::unique_ptr<Transport> MpiTransport::Shrink(std::vector<int>* lost) {
+  MPI_Comm current = handle_->comm;
+  while (true) {
+    MPI_Comm living = MPI_COMM_NULL;
+    Check(CommShrink(current, &living), "MPIX_Comm_shrink");
+    auto handle = std::make_unique<Handle>(Handle::Made{living});
+    // Where the living are now: nothing is asked of them that another death could keep from coming.
+    MPI_Group before, after;
+    MPI_Comm_group(handle_->comm, &before);
+    MPI_Comm_group(living, &after);
+    const Place place = PlaceIn(living);
+    std::vector<int> now(place.size), then(place.size);
+    for (int r = 0; r < place.size; ++r) now[r] = r;
+    MPI_Group_translate_ranks(after, place.size, now.data(), before, then.data());
+    MPI_Group_free(&before);
+    MPI_Group_free(&after);
+    std::vector<int> host_of;
+    std::vector<Process> processes;
+    for (const int rank : then) {
+      host_of.push_back(hosts().host_of[rank]);
+      processes.push_back(processes_[rank]);
+    }
+    auto transport = std::unique_ptr<MpiTransport>(new MpiTransport(
+        place.rank, Hosts::From(host_of), std::move(processes), std::move(handle)));
+    bool done = true;
+    try {
+      transport->ShareMemory();
+    } catch (const Error&) {
+      transport->Revoke();
+      done = false;
+    }
+    const Vote vote = transport->AskLiving(done ? 1 : 0);
+    if (vote.all_live && vote.flags != 0) {
+      lost->clear();
+      for (int rank = 0; rank < size(); ++rank) {
+        if (std::find(then.begin(), then.end(), rank) == then.end()) lost->push_back(rank);
+      }
+      return transport;
+    }
+    // Another one has died meanwhile.
+    current = living;
+    static_cast<void>(transport.release());  // messages may still come in
+  }
+}
+
+std::vector<int> MpiTransport::KnownLost() {
+  std::vector<int> lost = lives_->Ended();
+  MPI_Group failed = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
+  if (fault_tolerant() && CommFailed(handle_->comm, &failed) == MPI_SUCCESS) {
+    int count = 0;
+    MPI_Group_size(failed, &count);
+    std::vector<int> places(count), ranks(count);
+    for (int i = 0; i < count; ++i) places[i] = i;
+    MPI_Comm_group(handle_->comm, &all);
+    MPI_Group_translate_ranks(failed, count, places.data(), all, ranks.data());
+    lost.insert(lost.end(), ranks.begin(), ranks.end());
+    MPI_Group_free(&all);
+    MPI_Group_free(&failed);
+  }
+  std::sort(lost.begin(), lost.end());
+  lost.erase(std::unique(lost.begin(), lost.end()), lost.end());
+  return lost;
+}
+
+void MpiTransport::SendNote(const void* note, int64_t bytes, int to) {
+  int level = MPI_THREAD_SINGLE;
+  MPI_Query_thread(&level);
+  if (level < MPI_THREAD_MULTIPLE) return;
+  for (size_t i = 0; i < handle_->notes.size();) {
+    int done = 0;
+    MPI_Test(&handle_->notes[i], &done, MPI_STATUS_IGNORE);
+    if (!done) {
+      ++i;
+      continue;
+    }
+    handle_->notes.erase(handle_->notes.begin() + static_cast<int64_t>(i));
+    handle_->note_texts.erase(handle_->note_texts.begin() + static_cast<int64_t>(i));
+  }
+  const char* text = static_cast<const char*>(note);
+  handle_->note_texts.emplace_back(text, text + bytes);
+  MPI_Request request = MPI_REQUEST_NULL;
+  MPI_Isend(handle_->note_texts.back().data(), static_cast<int>(bytes), MPI_BYTE, to, kNoteTag,
+            handle_->comm, &request);
+  if (request == MPI_REQUEST_NULL) {
+    handle_->note_texts.pop_back();
+  } else {
+    handle_->notes.push_back(request);
+  }
+}
+
+bool MpiTransport::TakeNote(void* note, int64_t bytes) {
+  int level = MPI_THREAD_SINGLE, there = 0;
+  MPI_Query_thread(&level);
+  if (level < MPI_THREAD_MULTIPLE) return false;
+  MPI_Status status;
+  if (MPI_Iprobe(MPI_ANY_SOURCE, kNoteTag, handle_->comm, &there, &status) != MPI_SUCCESS) {
+    return false;
+  }
+  return there != 0 && MPI_Recv(note, static_cast<int>(bytes), MPI_BYTE, status.MPI_SOURCE,
+                                kNoteTag, handle_->comm, MPI_STATUS_IGNORE) == MPI_SUCCESS;
+}
+
+bool MpiIsFaultTolerant() {
+  if (!kHasUlfm || !Initialized() || Finalized()) return false;
+  void* value = nullptr;
+  int found = 0;
+  MPI_Comm_get_attr(MPI_COMM_WORLD, kFaultToleranceKey, &value, &found);
+  return found != 0 && *static_cast<int*>(value) != 0;
+}
+
 int MpiJobSize() {
   if (!Initialized() || Finalized()) return 1;
   return PlaceIn(MPI_COMM_WORLD).size;
@@ -239,7 +466,7 @@ void AbortMpi(int exit_code) {
 }
 
 void FinalizeMpi() {
-  if (finalize_is_ours && !Finalized()) MPI_Finalize();
+  if (finalize_is_ours && !Finalized() && !MpiIsFaultTolerant()) MPI_Finalize();
 }
 
 std::string MpiBuiltFor() {

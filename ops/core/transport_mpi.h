@@ -4,19 +4,12 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "lives.h"
 #include "transport.h"
 
 namespace adasum {
-
-struct Topology {
-  int rank = 0;
-  int size = 1;
-  int local_rank = 0;  // among the ranks of this host
-  int local_size = 1;
-  int cross_rank = 0;  // among the ranks of all hosts that have the same local rank
-  int cross_size = 1;
-};
 
 // Owns a duplicate of the communicator that it was made from, so its messages never meet the
 // user's. The thread that makes it and those that use it may differ, but only one may use it at a
@@ -42,24 +35,38 @@ class MpiTransport : public Transport {
                                   int64_t receive_bytes, int from, int64_t piece_bytes,
                                   Stream stream) override;
 
-  const Topology& topology() const { return topology_; }
+  bool fault_tolerant() const override;
+  void Revoke() override;
+  Vote AskLiving(uint32_t flags) override;
+  std::unique_ptr<Transport> Shrink(std::vector<int>* lost) override;
+  std::vector<int> KnownLost() override;
+  void SendNote(const void* note, int64_t bytes, int to) override;
+  bool TakeNote(void* note, int64_t bytes) override;
 
  private:
   struct Handle;  // keeps mpi.h out of this header
-  MpiTransport(const Topology& topology, Hosts hosts, std::unique_ptr<Handle> handle);
+  MpiTransport(int rank, Hosts hosts, std::vector<Process> processes,
+               std::unique_ptr<Handle> handle);
+  void CheckOthers();
+  void ShareMemory();
 
-  const Topology topology_;
-  std::unique_ptr<Handle> handle_;
+  const std::vector<Process> processes_;  // of all ranks, on their hosts
+  const std::unique_ptr<Handle> handle_;
+  const std::unique_ptr<Lives> lives_;
   bool shares_memory_ = false;
   std::unique_ptr<HostMemory> host_memory_;
 };
+
+// Whether MPI goes on after a process has died: `mpirun --with-ft ulfm`.
+bool MpiIsFaultTolerant();
 
 // The number of processes that were started together; 1 where MPI is not initialised.
 int MpiJobSize();
 // Ends all of them. Also those outside of the user's communicator: they would wait for this one.
 [[noreturn]] void AbortMpi(int exit_code);
 
-// Finalizes MPI if Create was what initialised it; otherwise MPI belongs to somebody else.
+// Finalizes MPI if Create was what initialised it; otherwise MPI belongs to somebody else. Not
+// where MPI is fault tolerant: it may wait for the dead, and the launcher does without.
 void FinalizeMpi();
 
 // "Open MPI", "MPICH" or "Intel MPI", from the headers of the build.

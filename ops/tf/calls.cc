@@ -67,6 +67,7 @@ absl::Status ToStatus(int code) {
     case ADASUM_DISAGREEMENT:
       return absl::InvalidArgumentError(message);
     case ADASUM_TRANSPORT:
+    case ADASUM_RANK_LOST:
       return absl::UnavailableError(message);
     case ADASUM_STATE:
       return absl::FailedPreconditionError(message);

@@ -304,6 +304,17 @@ class BroadcastVariablesOp : public CollectiveOp {
   std::vector<std::string> names_;
 };
 
+class PlaceOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    AdasumTopology topology{};
+    OP_REQUIRES_OK(ctx, ToStatus(adasum_topology(&topology)));
+    OutputScalar<int64_t>(ctx, 0, topology.rank);
+    OutputScalar<int64_t>(ctx, 1, topology.size);
+  }
+};
+
 REGISTER_KERNEL_BUILDER(Name("AdasumAllreduce").Device(tensorflow::DEVICE_CPU), AllreduceOp);
 REGISTER_KERNEL_BUILDER(Name("AdasumSync").Device(tensorflow::DEVICE_CPU), SyncOp);
 REGISTER_KERNEL_BUILDER(Name("AdasumBroadcast").Device(tensorflow::DEVICE_CPU), BroadcastOp);
@@ -311,6 +322,7 @@ REGISTER_KERNEL_BUILDER(Name("AdasumBroadcastVariables").Device(tensorflow::DEVI
                         BroadcastVariablesOp);
 REGISTER_KERNEL_BUILDER(Name("AdasumAllgather").Device(tensorflow::DEVICE_CPU), AllgatherOp);
 REGISTER_KERNEL_BUILDER(Name("AdasumBarrier").Device(tensorflow::DEVICE_CPU), BarrierOp);
+REGISTER_KERNEL_BUILDER(Name("AdasumPlace").Device(tensorflow::DEVICE_CPU), PlaceOp);
 
 }  // namespace
 }  // namespace tf_adasum

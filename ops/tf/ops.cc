@@ -148,6 +148,17 @@ REGISTER_OP("AdasumAllgather")
     .SetShapeFn(UnknownFirstDimension)
     .Doc("Puts the ranks' tensors one after the other along the first dimension.");
 
+REGISTER_OP("AdasumPlace")
+    .Output("rank: int64")
+    .Output("size: int64")
+    .SetIsStateful()
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc("This rank and the number of ranks now, which other ranks' deaths change. No collective.");
+
 REGISTER_OP("AdasumBarrier")
     .Input("order: K * resource")
     .Attr("K: int >= 0")

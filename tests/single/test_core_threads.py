@@ -138,9 +138,9 @@ def test_the_inputs_stay_as_they_are():
     "per_rank, message",
     [
         ([[np.zeros(3)], [np.zeros(4)], [np.zeros(3)]], "ranks 0, 2 .*float64.3.; rank 1 .*4"),
-        ([[np.zeros(3)], [np.zeros(3, "f")]], "rank 1 .*float32.3.; rank 0 .*float64.3."),
-        ([[np.zeros(6)], [np.zeros((2, 3))]], "rank 1 .*float64.2, 3.; rank 0 .*float64.6."),
-        ([[np.zeros(1)] * 2, [np.zeros(1)]], "number of tensors: 1; .*number of tensors: 2"),
+        ([[np.zeros(3)], [np.zeros(3, "f")]], "rank 0 .*float64.3.; rank 1 .*float32.3."),
+        ([[np.zeros(6)], [np.zeros((2, 3))]], "rank 0 .*float64.6.; rank 1 .*float64.2, 3."),
+        ([[np.zeros(1)] * 2, [np.zeros(1)]], "number of tensors: 2; .*number of tensors: 1"),
         ([[np.zeros(1)], [np.zeros(1, int)]], "rank 0 .*float64.1.; rank 1 .*int64.1."),
     ],
     ids=["shape", "dtype", "number of dimensions", "number of tensors", "one unknown dtype"],

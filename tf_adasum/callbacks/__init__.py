@@ -13,12 +13,14 @@ from tf_adasum.callbacks.checkpoint import SyncBeforeCheckpoint
 from tf_adasum.callbacks.metrics import MetricAverage
 from tf_adasum.callbacks.orthogonality import Orthogonality
 from tf_adasum.callbacks.output import RankZeroOutput
+from tf_adasum.callbacks.shrink import OnShrink
 from tf_adasum.callbacks.state import BroadcastState
 from tf_adasum.callbacks.statistics import SyncBatchNorm
 
 __all__ = [
     "BroadcastState",
     "MetricAverage",
+    "OnShrink",
     "Orthogonality",
     "RankZeroOutput",
     "SyncBatchNorm",

@@ -35,7 +35,8 @@ class RankZeroOutput(keras.callbacks.Callback):
     `OrbaxCheckpoint`, `ProgbarLogger`, and classes derived from them. What `BackupAndRestore`
     restores on rank 0, `BroadcastState` brings to all. Since that is rank 0's state, the others go
     on with its momentum: only where ranks keep nothing of their own, or with `average_inner_state`,
-    is the result that of a run without interruption.
+    is the result that of a run without interruption. Where rank 0 dies and the others go on
+    (`elastic=True`), what it had to write the new rank 0 writes, but for the progress bar.
 
     Args:
         writers: other classes of callbacks that have to be silent on all ranks but 0.
@@ -78,20 +79,66 @@ class RankZeroOutput(keras.callbacks.Callback):
 class Silent(keras.callbacks.Callback):
     """Stands in a list for a callback that must not write on this rank.
 
-    It counts batches as that one would, so that all ranks know when rank 0 saves.
+    It counts batches as that one would, so that all ranks know when rank 0 saves. If this rank
+    becomes rank 0, because those before it have died, the writer gets to work.
     """
 
     def __init__(self, writer: keras.callbacks.Callback):
         super().__init__()
         self.writer = writer
+        self.async_safe = getattr(writer, "async_safe", False)
+        self._writes = False
+
+    def _hand_on(self, hook: str, *arguments: Any) -> bool:
+        """Whether the writer does it itself."""
+        # The progress bar is silent to the end: its line was another rank's.
+        may_write = not isinstance(self.writer, keras.callbacks.ProgbarLogger)
+        if may_write and not self._writes and core.rank() == 0:
+            self._writes = True
+            self._begin()
+        if self._writes:
+            getattr(self.writer, hook)(*arguments)
+        return self._writes
+
+    def _begin(self) -> None:
+        self.writer.set_params(self.params)
+        self.writer.set_model(self.model)
+        if isinstance(self.writer, keras.callbacks.CSVLogger):
+            self.writer.append = True  # to what the former rank 0 has written
+        if not isinstance(self.writer, keras.callbacks.BackupAndRestore):
+            self.writer.on_train_begin()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        # What savers know of where the training is, whether or not they write.
+        self.writer._current_epoch = epoch
+        self._hand_on("on_epoch_begin", epoch, logs)
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        self._hand_on("on_train_batch_begin", batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        if _counts_batches(self.writer):
+        if not self._hand_on("on_train_batch_end", batch, logs) and _counts_batches(self.writer):
             self.writer._should_save_on_batch(batch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         if isinstance(self.writer, keras.callbacks.BackupAndRestore):
             self.writer._last_batch_seen = 0
+        self._hand_on("on_epoch_end", epoch, logs)
+
+    def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
+        self._hand_on("on_test_begin", logs)
+
+    def on_test_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        self._hand_on("on_test_batch_begin", batch, logs)
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        self._hand_on("on_test_batch_end", batch, logs)
+
+    def on_test_end(self, logs: dict[str, float] | None = None) -> None:
+        self._hand_on("on_test_end", logs)
+
+    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
+        self._hand_on("on_train_end", logs)
 
 
 def saves_at(batch: int, callback: keras.callbacks.Callback) -> bool:

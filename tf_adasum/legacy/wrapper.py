@@ -52,6 +52,7 @@ class Wrapper:
         window.check_strategy()
         if _is_wrapped(inner_optimizer):
             raise ValueError(f"`optimizer` is wrapped already. Received: {inner_optimizer!r}")
+        options.take_effect()
         self._options = options
         self._flight = window.new_flight()
         self._state: WindowState | None = None
