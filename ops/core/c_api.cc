@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cfenv>
+<<<<<<< HEAD
 #include <csignal>
+=======
+>>>>>>> numbers
 #include <cstdlib>
 #include <exception>
 #include <limits>
