@@ -4,10 +4,7 @@
 
 #include <algorithm>
 #include <cfenv>
-<<<<<<< HEAD
 #include <csignal>
-=======
->>>>>>> numbers
 #include <cstdlib>
 #include <exception>
 #include <limits>
