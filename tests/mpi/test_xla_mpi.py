@@ -207,7 +207,7 @@ def test_errors():
     shown = r"(?s)ranks disagree.*rank 0 with .*🙂'; rank 1 with .*🙂''"
     refused(shown, lambda: adasum.allreduce(tf.zeros(2), name=names[rank]))
     # Also between a rank that compiles and one that does not.
-    with pytest.raises(invalid, match=r"rank 1 .*float16\[2\].*rank 0 .*float64\[2\]"):
+    with pytest.raises(invalid, match=r"rank 0 .*float64\[2\].*rank 1 .*float16\[2\]"):
         call = lambda: adasum.allreduce(tf.zeros(2, [tf.float64, tf.float16][rank]))  # noqa: E731
         tf.function(call, jit_compile=rank == 0)()
 
