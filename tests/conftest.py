@@ -35,24 +35,25 @@ def _free_gib() -> float:
     return 0.0
 
 
-# When the ranks of `on_ranks` end: with the last test of a file on so many ranks.
+# When the ranks of `on_ranks` end: with the last test on so many ranks, since starting TensorFlow on
+# them takes longer than most tests. So these tests come last, and in the order of their ranks.
 
 
-def _group(item):
-    ranks = item.callspec.params["ranks"] if hasattr(item.obj, "body") else 0
-    return item.path, ranks
+def _shared_ranks(item: pytest.Item) -> int:
+    """How many ranks the test shares with others."""
+    return item.callspec.params["ranks"] if getattr(item.obj, "shares_ranks", False) else 0
 
 
-def pytest_collection_modifyitems(items):
-    files = {path: place for place, path in enumerate(dict.fromkeys(item.path for item in items))}
-    items.sort(key=lambda item: (files[item.path], _group(item)[1]))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folders = {path: i for i, path in enumerate(dict.fromkeys(item.path.parent for item in items))}
+    items.sort(key=lambda item: (folders[item.path.parent], _shared_ranks(item)))
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item, nextitem):
-    if nextitem is None or _group(nextitem) != _group(item):
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None or _shared_ranks(nextitem) != _shared_ranks(item):
         pool.close()
 
 
-def pytest_unconfigure():
+def pytest_unconfigure() -> None:
     pool.close()

@@ -70,9 +70,9 @@ def on_ranks(
 ) -> Callable[[Callable], Callable]:
     """Makes a test of a body that runs on each of these numbers of ranks.
 
-    The ranks have run other bodies of the same file before: `pooled_rank.py` says what it resets
-    after each of them. `fresh` ones have not, and exit after the body, for what happens once in a
-    process, or for all of its time. Other parameters of the test have to be JSON values.
+    The ranks have run other bodies before: `pooled_rank.py` says what it resets after each of them.
+    `fresh` ones have not, and exit after the body, for what happens once in a process, or for all
+    of its time. Other parameters of the test have to be JSON values.
     """
 
     def decorate(body: Callable) -> Callable:
@@ -90,6 +90,7 @@ def on_ranks(
         ranks = inspect.Parameter("ranks", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         test.__signature__ = inspect.Signature([ranks, *own])
         test.__name__, test.__doc__, test.body = body.__name__, body.__doc__, body
+        test.shares_ranks = not fresh
         test.pytestmark = list(getattr(body, "pytestmark", []))
         return pytest.mark.parametrize("ranks", numbers)(test)
 

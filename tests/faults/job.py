@@ -205,7 +205,8 @@ class Rank:
             return [core.broadcast(own[0], root, name)], 1
         if call.kind == "sync":
             starts = call.starts(wrong)
-            values = [s + x for s, x in zip(starts, own, strict=True)]
+            # The sum of arrays without dimensions is none itself.
+            values = [np.asarray(s + x) for s, x in zip(starts, own, strict=True)]
             options = {"name": name, "fusion_threshold": call.threshold, "with_starts": True}
             done = sync(values, starts, call.algorithm, **options)
             for value, start in zip(values, starts, strict=True):
