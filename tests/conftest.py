@@ -56,4 +56,5 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_unconfigure() -> None:
-    pool.close()
+    # They are there still where pytest was interrupted.
+    pool.end()

@@ -139,13 +139,14 @@ class Pool:
         except _FailureError as error:
             failure = str(error)
         except BaseException:
-            self._end()
+            self.end()
             raise
-        printed = self._end()
+        printed = self.end()
         said = f"{failure}\nAll that the ranks printed:\n{printed}"
         raise pytest.fail.Exception(said, pytrace=False) from None
 
-    def _end(self) -> str:
+    def end(self) -> str:
+        """Ends the ranks by force. Returns what they have printed since the last body began."""
         if not self.ended:
             processes.end(self._job)
         printed = self._output.read_bytes()[self._printed :].decode(errors="replace")
@@ -172,3 +173,9 @@ def close() -> None:
     pool, _pool = _pool, None
     if pool is not None and not pool.ended:
         pool.close()
+
+
+def end() -> None:
+    """Ends the ranks that are there by force."""
+    if _pool is not None and not _pool.ended:
+        _pool.end()
