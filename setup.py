@@ -97,6 +97,26 @@ def find_tool(name: str) -> str | None:
     return shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
 
 
+def find_nvcc() -> str | None:
+    """CUDA's compiler, or None where there is none or TF_ADASUM_CUDA=0 asks for a build without."""
+    if os.environ.get("TF_ADASUM_CUDA", "1") == "0":
+        return None
+    given = os.environ.get("CUDACXX")
+    home = os.environ.get("CUDA_HOME")
+    if given or home:
+        wanted = given or os.path.join(home, "bin", "nvcc")
+        found = shutil.which(wanted)
+        if not found:
+            name = "CUDACXX" if given else "CUDA_HOME"
+            raise SetupError(
+                f"{name} is {given or home}, but {wanted} is no executable file. "
+                "TF_ADASUM_CUDA=0 builds without CUDA."
+            )
+        return os.path.realpath(found)
+    found = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    return os.path.realpath(found) if found else None
+
+
 class CMakeBuild(build_ext):
     def run(self) -> None:
         tf_dir, tf_version = find_tensorflow()
@@ -111,7 +131,8 @@ class CMakeBuild(build_ext):
 
         # Whatever CMake would only read once is part of the tree's name, so that a change of it
         # starts a new tree and everything else is built incrementally.
-        fixed = [tf_dir, tf_version, mpicc, family, mpi_version, bool(ninja), extra]
+        nvcc = find_nvcc()
+        fixed = [tf_dir, tf_version, mpicc, family, mpi_version, bool(ninja), extra, nvcc]
         fixed += [os.environ.get(name) for name in ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS")]
         digest = hashlib.sha256(json.dumps(fixed).encode()).hexdigest()[:8]
         tree = ROOT / "build" / f"cmake-tf{tf_version}-{digest}"
@@ -126,6 +147,9 @@ class CMakeBuild(build_ext):
             "TF_INCLUDE_DIR": os.path.join(tf_dir, "include"),
             "TF_LIBRARY_DIR": tf_dir,
         }
+        if nvcc:
+            settings["CMAKE_CUDA_COMPILER"] = nvcc
+            print(f"With CUDA, by {nvcc}; TF_ADASUM_CUDA=0 builds without.", flush=True)
         defines = [f"-D{name}={value}" for name, value in settings.items()]
         self._call([cmake, "-S", str(ROOT / "ops"), "-B", str(tree), *generator, *defines, *extra])
         jobs = self.parallel or len(os.sched_getaffinity(0))

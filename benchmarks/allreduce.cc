@@ -73,7 +73,7 @@ class Memory {
   Memory(const Memory&) = delete;
 
   void Adasum(int op, int algorithm, int64_t fusion_threshold) {
-    const AdasumReduceOptions options{op, algorithm, fusion_threshold, ""};
+    const AdasumReduceOptions options{op, algorithm, fusion_threshold, "", nullptr};
     Check(adasum_allreduce(inputs_.data(), outputs_.data(), static_cast<int64_t>(inputs_.size()),
                            &options));
   }

@@ -6,6 +6,7 @@
 // Bytes are counted as the program sees them: what is read and what is written, each once.
 // TF_ADASUM_SIMD chooses a lower instruction set (plain, avx2).
 
+#include "ops/core/device.h"
 #include "ops/core/kernels.h"
 
 #include <algorithm>
@@ -46,19 +47,19 @@ volatile double sink;  // keeps the compiler from dropping sums that nobody read
 
 void AddKernels(const char* dtype_name, DType dtype, char* a, char* b, char* c, int64_t bytes,
                 std::vector<Case>* cases) {
-  const Kernels& kernels = adasum::CpuKernels(dtype);
+  const Kernels& kernels = adasum::HostDevice().kernels(dtype);
   const int64_t n = bytes / kernels.item_bytes;
   const std::string suffix = std::string(" ") + dtype_name;
   cases->push_back({"dot3" + suffix, 2.0 * bytes, [=, &kernels] {
                       DotProducts sums;
-                      kernels.dot3(a, b, n, 1, 1, &sums);
+                      kernels.Dot3(a, b, n, 1, 1, &sums);
                       sink = sums.ab + sums.aa + sums.bb;
                     }});
   // In place, as RVH does it.
   cases->push_back({"combine" + suffix, 3.0 * bytes,
-                    [=, &kernels] { kernels.combine(a, b, Coefficients{1, 0.5, 1, 0.5}, n, a); }});
-  cases->push_back({"delta" + suffix, 3.0 * bytes, [=, &kernels] { kernels.delta(a, b, n, c); }});
-  cases->push_back({"apply" + suffix, 3.0 * bytes, [=, &kernels] { kernels.apply(b, c, n, c); }});
+                    [=, &kernels] { kernels.Combine(a, b, Coefficients{1, 0.5, 1, 0.5}, n, a); }});
+  cases->push_back({"delta" + suffix, 3.0 * bytes, [=, &kernels] { kernels.Delta(a, b, n, c); }});
+  cases->push_back({"apply" + suffix, 3.0 * bytes, [=, &kernels] { kernels.Apply(b, c, n, c); }});
 }
 
 void Measure(const char* where, int64_t bytes, int rounds, int times) {

@@ -50,19 +50,23 @@ def ops() -> Any:
     return library
 
 
-def order() -> list[tf.Tensor]:
+def order(variables: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
     """What the ops take as `order`, so that a tf.function runs them in the order of the program.
 
     It is one resource for all of them. A tf.function orders the ops that share one, across
     branches, loops and functions; not an op that takes variables among those that take others or
-    none.
+    none. An op runs where its resources are, so this one is on the GPU if the variables are that it
+    takes, given by their handles.
     """
     if tf.executing_eagerly() or not tf.inside_function():
         return []
     if not tf.compat.v1.executing_eagerly_outside_functions():
         return [_order_of_version_1()]
-    gpu = _is_compiled_by_xla() and bool(tf.config.list_logical_devices("GPU"))
-    return [_order_variable("GPU:0" if gpu else "CPU:0").handle]
+    on_gpu = bool(tf.config.list_logical_devices("GPU")) and (
+        _is_compiled_by_xla()
+        or (native.has_cuda() and all("GPU" in handle.device for handle in variables))
+    )
+    return [_order_variable("GPU:0" if on_gpu else "CPU:0").handle]
 
 
 @functools.cache
@@ -182,9 +186,10 @@ def broadcast_variables(
             dtype or shape, or `root_rank` is not a rank.
     """
     _check_list("variables", variables)
+    resources = handles(variables)
     return ops().adasum_broadcast_variables(
-        handles(variables),
-        order(),
+        resources,
+        order(resources),
         root_rank=root_rank,
         names=variable_names,
         call_name=name or "",

@@ -313,7 +313,7 @@ def broadcast(array: np.ndarray, root_rank: int = 0, name: str | None = None) ->
     root = root if -(2**31) <= root < 2**31 else -1
     _check(
         native.core_library().adasum_broadcast(
-            inputs.tensors, results.pointers, 1, root, _encode(name), None
+            inputs.tensors, results.pointers, 1, root, _encode(name), None, None
         )
     )
     return results.arrays[0]
@@ -332,7 +332,7 @@ def allgather(array: np.ndarray, name: str | None = None) -> np.ndarray:
 
     _check(
         native.core_library().adasum_allgather(
-            inputs.tensors, native.Allocate(allocate), None, _encode(name)
+            inputs.tensors, native.Allocate(allocate), None, _encode(name), None
         )
     )
     return gathered[0]
@@ -367,6 +367,14 @@ def simulate(
         ValueError: if there is no rank, or `op`, `algorithm` or a dtype is not known, or `hosts`
             is not one number a rank.
     """
+    return _simulate(per_rank, hosts, _options(op, None, algorithm, fusion_threshold))
+
+
+def _simulate(
+    per_rank: Sequence[Sequence[np.ndarray]],
+    hosts: Sequence[int] | None,
+    options: native.ReduceOptions,
+) -> list[list[np.ndarray]]:
     per_rank = [list(arrays) for arrays in per_rank]
     if hosts is not None and len(hosts) != len(per_rank):
         raise ValueError(
@@ -376,7 +384,6 @@ def simulate(
     results = inputs.empty_like()
     counts = (ctypes.c_int64 * len(per_rank))(*(len(arrays) for arrays in per_rank))
     host_of = None if hosts is None else (ctypes.c_int32 * len(per_rank))(*hosts)
-    options = _options(op, None, algorithm, fusion_threshold)
     _check(
         native.core_library().adasum_simulate(
             len(per_rank),

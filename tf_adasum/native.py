@@ -36,6 +36,18 @@ class Tensor(ctypes.Structure):
     ]
 
 
+class Device(ctypes.Structure):
+    """`AdasumDevice` of ops/core/c_api.h."""
+
+    _fields_ = [
+        ("memory", ctypes.c_int32),
+        ("stream", ctypes.c_void_p),
+        ("allocate", ctypes.c_void_p),
+        ("free", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+    ]
+
+
 class ReduceOptions(ctypes.Structure):
     """`AdasumReduceOptions` of ops/core/c_api.h."""
 
@@ -44,6 +56,7 @@ class ReduceOptions(ctypes.Structure):
         ("algorithm", ctypes.c_int32),
         ("fusion_threshold", ctypes.c_int64),
         ("name", ctypes.c_char_p),
+        ("device", ctypes.POINTER(Device)),
     ]
 
 
@@ -72,6 +85,7 @@ Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
 _TENSORS = ctypes.POINTER(Tensor)
 _POINTERS = ctypes.POINTER(ctypes.c_void_p)
 _OPTIONS = ctypes.POINTER(ReduceOptions)
+_DEVICE = ctypes.POINTER(Device)
 _INT = ctypes.POINTER(ctypes.c_int)
 _INT32S = ctypes.POINTER(ctypes.c_int32)
 _INT64S = ctypes.POINTER(ctypes.c_int64)
@@ -101,14 +115,24 @@ _PROTOTYPES = {
     "adasum_allreduce": (ctypes.c_int, [_TENSORS, _POINTERS, ctypes.c_int64, _OPTIONS]),
     "adasum_broadcast": (
         ctypes.c_int,
-        [_TENSORS, _POINTERS, ctypes.c_int64, ctypes.c_int, ctypes.c_char_p, _INT],
+        [_TENSORS, _POINTERS, ctypes.c_int64, ctypes.c_int, ctypes.c_char_p, _INT, _DEVICE],
     ),
-    "adasum_allgather": (ctypes.c_int, [_TENSORS, Allocate, ctypes.c_void_p, ctypes.c_char_p]),
+    "adasum_allgather": (
+        ctypes.c_int,
+        [_TENSORS, Allocate, ctypes.c_void_p, ctypes.c_char_p, _DEVICE],
+    ),
     "adasum_barrier": (ctypes.c_int, [ctypes.c_char_p]),
     "adasum_simulate": (
         ctypes.c_int,
         [ctypes.c_int, _INT32S, _TENSORS, _POINTERS, _INT64S, _OPTIONS],
     ),
+    "adasum_device_allocate": (ctypes.c_int, [_DEVICE, ctypes.c_int64, _POINTERS]),
+    "adasum_device_free": (ctypes.c_int, [_DEVICE, ctypes.c_void_p]),
+    "adasum_device_copy": (
+        ctypes.c_int,
+        [_DEVICE, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32],
+    ),
+    "adasum_has_cuda": (ctypes.c_int, []),
 }
 
 
@@ -122,6 +146,11 @@ def build_info() -> dict:
             f"otherwise {REBUILD}."
         )
     return json.loads(path.read_text())
+
+
+def has_cuda() -> bool:
+    """Whether the libraries were built with CUDA."""
+    return bool(build_info().get("cuda"))
 
 
 @functools.cache

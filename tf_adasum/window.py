@@ -212,13 +212,14 @@ class Window:
 
     def _reduce(self, flush: bool) -> None:
         self._open()
+        resources = collectives.handles(self.variables)
         syncs, skipped, orthogonality = collectives.ops().adasum_sync(
-            collectives.handles(self.variables),
+            resources,
             collectives.handles(self.starts),
             collectives.handles(self.states),
             pending=tf.convert_to_tensor(self.local_step) > 0,
             skips_in_a_row=tf.convert_to_tensor(self.skips),
-            order=collectives.order(),
+            order=collectives.order(resources),
             op=self.options.op.value,
             algorithm=core.choose_algorithm(self.options.algorithm).value,
             fusion_threshold=core.check_fusion_threshold(self.options.fusion_threshold),

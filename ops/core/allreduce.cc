@@ -17,6 +17,7 @@ namespace {
 struct Context {
   Transport& transport;
   Workspace& workspace;
+  Device& device;
   const Plan& plan;
   const Ends& ends;
   HostMemory* memory;      // null where messages are sent
@@ -93,11 +94,11 @@ class BucketCall {
         slice_(SliceOfMember(plan_.host.place)) {
     const Op in_host = bucket.op == Op::kAdasum ? plan_.in_host : bucket.op;
     if (plan_.host.size() > 1 && is_lane()) {
-      in_host_.emplace(bucket.kernels, bucket.layout, in_host, plan_.order, plan_.host.size(),
+      in_host_.emplace(context.device, bucket.kernels, bucket.layout, in_host, plan_.order, plan_.host.size(),
                        slices_, plan_.host.place);
     }
     if (!plan_.rows.empty() && is_lane()) {
-      over_hosts_.emplace(context.transport, bucket.kernels, bucket.layout, bucket.op,
+      over_hosts_.emplace(context.transport, context.device, bucket.kernels, bucket.layout, bucket.op,
                           Leaves{plan_.rows[plan_.host.place], plan_.weights}, slice_,
                           RvhBuffers{x_, received_}, stream());
     }
@@ -107,6 +108,7 @@ class BucketCall {
   // free_after: how many buckets have to be done with before their memory can be this one's.
   void Fill(uint32_t free_after) {
     FaultPlace("fill");
+    context_.device.EndBatch();  // the memory may still be read
     if (context_.memory != nullptr) context_.memory->AwaitAll(HostMemory::kEmptied, free_after);
     const Range whole = bucket_.layout.whole();
     if (plan_.host.size() > 1) {
@@ -136,6 +138,7 @@ class BucketCall {
     TensorNorms norms;
     if (plan_.host.size() > 1) norms = CombineInHost();
     if (over_hosts_) norms = CombineOverHosts(std::move(norms));
+    context_.device.Finish();
     if (in_host_) Note(*in_host_);
     if (over_hosts_) Note(*over_hosts_);
     if (plan_.host.size() > 1) {
@@ -253,7 +256,7 @@ class BucketCall {
       const Range theirs = SliceOfMember(from);
       const auto transfer = context_.transport.Start(
           At(slice_.begin), Bytes(slice_), plan_.host.ranks[to], At(theirs.begin), Bytes(theirs),
-          plan_.host.ranks[from], Rvh::kPieceBytes, stream());
+          plan_.host.ranks[from], bucket_.kernels.message_bytes, stream());
       Emit(final, x_);
       final = theirs;
       transfer->Await();
@@ -348,10 +351,11 @@ class BucketCall {
 
 }  // namespace
 
-int64_t DefaultFusionThreshold(const Transport& transport) {
+int64_t DefaultFusionThreshold(const Transport& transport, const Device& device) {
   // Measured, see docs/performance.md: in memory what the caches hold, over a network what its
   // latency does not matter for.
-  constexpr int64_t kInMemory = 4 << 20, kOverNetwork = 16 << 20;
+  constexpr int64_t kInMemory = 4 << 20, kOverNetwork = 16 << 20, kOnDevice = 64 << 20;
+  if (!device.is_host()) return kOnDevice;
   return transport.hosts().ranks.size() == 1 ? kInMemory : kOverNetwork;
 }
 
@@ -361,8 +365,8 @@ class AllreduceCall::State {
         const Ends& ends)
       : fusion_(fusion),
         plan_(Plan::Make(transport, algorithm)),
-        context_{transport, workspace, plan_, ends,    nullptr, 0,
-                 0,         0,         0,     nullptr, nullptr, nullptr} {
+        context_{transport, workspace, workspace.device, plan_,   ends,    nullptr, 0,
+                 0,         0,         0,                nullptr, nullptr, nullptr} {
     const int members = plan_.host.size();
     for (const Bucket& bucket : fusion.buckets()) {
       const int64_t bytes = Buffer::Aligned(bucket.bytes());
@@ -394,6 +398,7 @@ class AllreduceCall::State {
     Report report;
     report.orthogonality.assign(fusion_.tensors(), std::numeric_limits<double>::quiet_NaN());
     if (fusion_.buckets().empty()) return report;
+    context_.transport.Connect();
     Workspace& workspace = context_.workspace;
     std::unique_ptr<BucketCall> current = std::move(first_);
     if (!current) {

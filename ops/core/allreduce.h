@@ -26,13 +26,18 @@ struct ReduceOptions {
   Op op = Op::kAdasum;
   Algorithm algorithm = Algorithm::kRvh;
   int64_t fusion_threshold = 0;  // of a bucket, bytes
+  Device* device = &HostDevice();  // where the tensors are
 };
 
 // The size of a bucket where neither the user nor the environment names one, in bytes.
-int64_t DefaultFusionThreshold(const Transport& transport);
+int64_t DefaultFusionThreshold(const Transport& transport, const Device& device);
 
-// The memory of the calls of one transport, and what its ranks have counted so far.
+// The memory of the calls of one transport with tensors on one device, and what its ranks have counted so far.
 struct Workspace {
+  explicit Workspace(Device& device)
+      : device(device), buckets(device), scratch(device), received(device) {}
+
+  Device& device;
   Buffer buckets;
   Buffer scratch;
   Buffer received;
@@ -54,7 +59,8 @@ struct Ends {
 // The reduction of each tensor of a call over all ranks; all get the same bits.
 class AllreduceCall {
  public:
-  // Keeps references to what it is given.
+  // Keeps references to what it is given. transport: one that can send what is on the workspace's
+  // device.
   AllreduceCall(Transport& transport, Workspace& workspace, const Fusion& fusion,
                 Algorithm algorithm, const Ends& ends);
   AllreduceCall(AllreduceCall&& other);

@@ -28,7 +28,7 @@ void CheckItems(const AdasumTensor& tensor, const std::string& which) {
     Refuse(which + " must not have a negative `item_bytes`. Received: " +
            std::to_string(tensor.item_bytes));
   }
-  const int64_t bytes = CpuKernels(static_cast<DType>(tensor.dtype)).item_bytes;
+  const int64_t bytes = HostDevice().kernels(static_cast<DType>(tensor.dtype)).item_bytes;
   if (tensor.item_bytes != bytes) {
     Refuse(which + " is of a dtype whose `item_bytes` is " + std::to_string(bytes) +
            ". Received: " + std::to_string(tensor.item_bytes));
@@ -58,7 +58,8 @@ void CheckDims(const AdasumTensor& tensor, const std::string& which) {
 
 std::string TextOf(const char* text) { return text == nullptr ? "" : text; }
 
-ReduceOptions OptionsOf(const AdasumReduceOptions& given, const Transport& transport) {
+ReduceOptions OptionsOf(const AdasumReduceOptions& given, const Transport& transport,
+                        Device& device) {
   if (given.algorithm < ADASUM_RVH || given.algorithm > ADASUM_HIERARCHICAL_SUM) {
     Refuse(
         "`algorithm` must be 0 (rvh), 1 (ring), 2 (hierarchical) or 3 (hierarchical_sum). "
@@ -71,9 +72,9 @@ ReduceOptions OptionsOf(const AdasumReduceOptions& given, const Transport& trans
   }
   int64_t threshold = given.fusion_threshold;
   if (threshold < 0) {
-    threshold = FusionThresholdOfEnvironment().value_or(DefaultFusionThreshold(transport));
+    threshold = FusionThresholdOfEnvironment().value_or(DefaultFusionThreshold(transport, device));
   }
-  return {ToOp(given.op), static_cast<Algorithm>(given.algorithm), threshold};
+  return {ToOp(given.op), static_cast<Algorithm>(given.algorithm), threshold, &device};
 }
 
 std::vector<TensorSpec> SpecsOf(const AdasumTensor* tensors, int64_t count, const char* what) {

@@ -25,7 +25,8 @@ T& Given(T* pointer, const char* name) {
 // Null counts as empty.
 std::string TextOf(const char* text);
 
-ReduceOptions OptionsOf(const AdasumReduceOptions& given, const Transport& transport);
+ReduceOptions OptionsOf(const AdasumReduceOptions& given, const Transport& transport,
+                        Device& device = HostDevice());
 
 // what: in texts, "tensor" or "averaged state". What the specs point to is the caller's.
 std::vector<TensorSpec> SpecsOf(const AdasumTensor* tensors, int64_t count, const char* what);

@@ -14,10 +14,14 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "arguments.h"
+#include "accelerator.h"
 #include "communicator.h"
+#include "devices.h"
 #include "error.h"
 #include "faults.h"
 #include "flights.h"
@@ -31,6 +35,9 @@ namespace {
 using adasum::CheckMemory;
 using adasum::Communicator;
 using adasum::DataOf;
+using adasum::Device;
+using adasum::DeviceCopies;
+using adasum::DeviceOf;
 using adasum::Error;
 using adasum::ErrorKind;
 using adasum::Flights;
@@ -312,7 +319,8 @@ int adasum_allreduce(const AdasumTensor* inputs, void* const* outputs, int64_t c
     const std::vector<TensorSpec> specs = SpecsOf(inputs, count, "tensor");
     CheckMemory(specs, outputs, "outputs");
     all->Allreduce(specs, DataOf(inputs, count).data(), outputs,
-                   OptionsOf(given, *all->transport()), TextOf(given.name));
+                   OptionsOf(given, *all->transport(), DeviceOf(given.device)),
+                   TextOf(given.name));
   });
 }
 
@@ -323,14 +331,18 @@ int adasum_sync(const AdasumSyncTensors* t, const AdasumSyncOptions* o, AdasumSy
     Given(t, "tensors");
     Given(o, "options");
     Given(result, "result");
-    const adasum::SyncOptions options{OptionsOf(o->reduce, *all->transport()), o->pending != 0,
-                                      o->flush != 0, o->raise_nonfinite != 0, o->skips_in_a_row};
+    const adasum::SyncOptions options{
+        OptionsOf(o->reduce, *all->transport(), DeviceOf(o->reduce.device)), o->pending != 0, o->flush != 0, o->raise_nonfinite != 0, o->skips_in_a_row};
     const std::vector<TensorSpec> specs = SpecsOf(t->values, t->count, "tensor");
     const std::vector<TensorSpec> states = SpecsOf(t->states, t->state_count, "averaged state");
     CheckMemory(specs, t->starts, "starts");
     CheckMemory(specs, t->new_values, "new_values");
     CheckMemory(states, t->new_states, "new_states");
     const bool is_flight = o->flight >= 0;
+    if (is_flight && !options.reduce.device->is_host()) {
+      throw Error(ErrorKind::kInvalidArgument,
+                  "a sync beside training takes tensors in the host's memory only");
+    }
     if (is_flight && !states.empty()) {
       throw Error(ErrorKind::kInvalidArgument, "a sync beside training takes no states");
     }
@@ -356,25 +368,37 @@ int adasum_sync(const AdasumSyncTensors* t, const AdasumSyncOptions* o, AdasumSy
 }
 
 int adasum_broadcast(const AdasumTensor* tensors, void* const* outputs, int64_t count, int root,
-                     const char* name, int* changed) {
+                     const char* name, int* changed, const AdasumDevice* device) {
   return Guard([&] {
     const std::shared_ptr<Communicator> all = World();
     const std::vector<TensorSpec> specs = SpecsOf(tensors, count, "tensor");
     CheckMemory(specs, outputs, "outputs");
+    DeviceCopies copies(DeviceOf(device), specs);
+    const std::vector<const void*> inputs = copies.Fetch(DataOf(tensors, count));
     const bool differed =
-        all->Broadcast(specs, DataOf(tensors, count).data(), outputs, root, TextOf(name));
+        all->Broadcast(specs, inputs.data(), copies.OutputsFor(outputs), root, TextOf(name));
+    copies.Return(outputs);
     if (changed != nullptr) *changed = differed ? 1 : 0;
   });
 }
 
 int adasum_allgather(const AdasumTensor* input, AdasumAllocate allocate, void* context,
-                     const char* name) {
+                     const char* name, const AdasumDevice* device) {
   return Guard([&] {
     const std::shared_ptr<Communicator> all = World();
     const TensorSpec spec = SpecsOf(input, 1, "tensor")[0];
     Given(allocate, "allocate");
+    DeviceCopies copies(DeviceOf(device), {spec});
+    const std::vector<const void*> inputs = copies.Fetch({input->data});
+    void* to = nullptr;
     all->Allgather(
-        spec, input->data, [&](int64_t rows) { return allocate(rows, context); }, TextOf(name));
+        spec, inputs[0],
+        [&](int64_t rows) {
+          to = allocate(rows, context);
+          return copies.GatheredFor(to, rows);
+        },
+        TextOf(name));
+    copies.ReturnGathered(to);
   });
 }
 
@@ -407,7 +431,12 @@ int adasum_simulate(int ranks, const int32_t* host_of, const AdasumTensor* input
     }
     std::vector<int> hosts(ranks, 0);
     if (host_of != nullptr) std::copy_n(host_of, ranks, hosts.begin());
-    adasum::ThreadWorld threads_world(hosts, adasum::SharedMemoryIsWanted());
+    const bool on_device = given.device != nullptr && given.device->memory != ADASUM_HOST;
+    if (on_device && given.device->memory != ADASUM_EMULATED) {
+      throw Error(ErrorKind::kInvalidArgument,
+                  "a simulation's tensors are in the host's memory, or the emulated device's");
+    }
+    adasum::ThreadWorld threads_world(hosts, adasum::SharedMemoryIsWanted(), on_device);
     std::mutex error_mutex;
     std::exception_ptr first_error;
     const auto fail = [&](bool abort) {
@@ -420,10 +449,22 @@ int adasum_simulate(int ranks, const int32_t* host_of, const AdasumTensor* input
     const auto run = [&](int rank) {
       try {
         const int64_t first = first_tensors[rank];
+        const std::vector<const void*> data = DataOf(inputs + first, counts[rank]);
+        // Each rank has a device of its own, which lives as long as what is there.
+        std::unique_ptr<Device> device;
+        if (on_device) device = adasum::MakeDevice(*given.device);
         Communicator communicator(threads_world.Join(rank));
-        const ReduceOptions reduce = OptionsOf(given, *communicator.transport());
-        communicator.Allreduce(specs[rank], DataOf(inputs + first, counts[rank]).data(),
-                               outputs + first, reduce, TextOf(given.name));
+        Device& where = device == nullptr ? adasum::HostDevice() : *device;
+        const ReduceOptions reduce = OptionsOf(given, *communicator.transport(), where);
+        if (!on_device) {
+          communicator.Allreduce(specs[rank], data.data(), outputs + first, reduce,
+                                 TextOf(given.name));
+          return;
+        }
+        adasum::OnDevice tensors(where, specs[rank], data);
+        communicator.Allreduce(specs[rank], tensors.data(), tensors.memory(), reduce,
+                               TextOf(given.name));
+        tensors.CopyOut(outputs + first);
       } catch (const Error& error) {
         // A disagreement comes to every rank by itself, after messages that an abort would cut off.
         fail(error.kind() != ErrorKind::kDisagreement);
@@ -441,3 +482,34 @@ int adasum_simulate(int ranks, const int32_t* host_of, const AdasumTensor* input
     if (first_error != nullptr) std::rethrow_exception(first_error);
   });
 }
+
+int adasum_device_allocate(const AdasumDevice* device, int64_t bytes, void** memory) {
+  return Guard([&] {
+    if (bytes < 0) {
+      throw Error(ErrorKind::kInvalidArgument,
+                  "`bytes` must not be negative. Received: " + std::to_string(bytes));
+    }
+    Given(memory, "memory") = DeviceOf(device).Allocate(bytes);
+  });
+}
+
+int adasum_device_free(const AdasumDevice* device, void* memory) {
+  return Guard([&] { DeviceOf(device).Free(&Given(static_cast<char*>(memory), "memory")); });
+}
+
+int adasum_device_copy(const AdasumDevice* device, void* to, const void* from, int64_t bytes,
+                       int32_t to_device) {
+  return Guard([&] {
+    if (bytes < 0) {
+      throw Error(ErrorKind::kInvalidArgument,
+                  "`bytes` must not be negative. Received: " + std::to_string(bytes));
+    }
+    if (bytes == 0) return;
+    Device& on = DeviceOf(device);
+    char* into = &Given(static_cast<char*>(to), "to");
+    const char* out_of = &Given(static_cast<const char*>(from), "from");
+    to_device != 0 ? on.CopyIn(into, out_of, bytes) : on.CopyOut(into, out_of, bytes);
+  });
+}
+
+int adasum_has_cuda(void) { return adasum::HasCuda() ? 1 : 0; }

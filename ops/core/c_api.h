@@ -44,7 +44,27 @@ typedef enum {
   ADASUM_HIERARCHICAL_SUM = 3 /* the sum of each host's ranks, then the tree over the hosts */
 } AdasumAlgorithm;
 
-/* How tensors are reduced. Everything must be equal on all ranks. */
+typedef enum {
+  ADASUM_HOST = 0,
+  ADASUM_CUDA = 1,    /* where this library was built with CUDA */
+  ADASUM_EMULATED = 2 /* for tests: memory that the host's code cannot touch */
+} AdasumMemory;
+
+/* Where tensors are, if not in the host's memory. */
+typedef struct {
+  int32_t memory; /* AdasumMemory */
+  /* A cudaStream_t of the calling thread's current device: what it holds comes first, and what is
+   * put there afterwards comes last. */
+  void* stream;
+  /* How to get more of the device's memory, which is kept until adasum_shutdown; both null for the
+   * device's own way. allocate returns null where there is none left. */
+  void* (*allocate)(int64_t bytes, void* context);
+  void (*free)(void* memory, void* context);
+  void* context;
+} AdasumDevice;
+
+/* How tensors are reduced. Everything must be equal on all ranks, but for device's stream and
+ * functions. */
 typedef struct {
   int32_t op;        /* AdasumOp */
   int32_t algorithm; /* AdasumAlgorithm */
@@ -52,10 +72,11 @@ typedef struct {
    * time. -1: TF_ADASUM_FUSION_THRESHOLD or HOROVOD_FUSION_THRESHOLD in the environment, or else a
    * size that was measured to be good. */
   int64_t fusion_threshold;
-  const char* name; /* shown in errors; may be empty or null */
+  const char* name;           /* shown in errors; may be empty or null */
+  const AdasumDevice* device; /* where all tensors of the call are; null for the host */
 } AdasumReduceOptions;
 
-/* A dense tensor in host memory, row-major, at any address. */
+/* A dense tensor, row-major; in the host's memory at any address. */
 typedef struct {
   const void* data;
   const int64_t* dims;
@@ -183,23 +204,34 @@ ADASUM_EXPORT int adasum_sync(const AdasumSyncTensors* tensors, const AdasumSync
 /* Copies root's tensors to every rank, in place. changed, which may be null, is set to 1 if any bit
  * of this rank's tensors was different. */
 ADASUM_EXPORT int adasum_broadcast(const AdasumTensor* tensors, void* const* outputs, int64_t count,
-                                   int root, const char* name, int* changed);
+                                   int root, const char* name, int* changed,
+                                   const AdasumDevice* device);
 
 /* Puts the ranks' tensors one after the other along the first dimension, in which alone they may
  * differ. allocate is called once, with that dimension's sum, and returns where the result goes, or
  * null to give up. */
 typedef void* (*AdasumAllocate)(int64_t first_dimension, void* context);
 ADASUM_EXPORT int adasum_allgather(const AdasumTensor* input, AdasumAllocate allocate,
-                                   void* context, const char* name);
+                                   void* context, const char* name, const AdasumDevice* device);
 
 ADASUM_EXPORT int adasum_barrier(const char* name);
 
 /* adasum_allreduce with ranks that are threads of this process. The ranks' tensors follow one
  * another in inputs and outputs, counts[r] of them for rank r. host_of[r] is rank r's pretended
- * host; null for one host. Needs no adasum_init. */
+ * host; null for one host. Needs no adasum_init. With ADASUM_EMULATED for a device, tensors are copied
+ * there and back. */
 ADASUM_EXPORT int adasum_simulate(int ranks, const int32_t* host_of, const AdasumTensor* inputs,
                                   void* const* outputs, const int64_t* counts,
                                   const AdasumReduceOptions* options);
+
+/* Memory of a device, for those who have no other way to it; and bytes from there to the host's
+ * memory or, with to_device, back. Done when they return. */
+ADASUM_EXPORT int adasum_device_allocate(const AdasumDevice* device, int64_t bytes, void** memory);
+ADASUM_EXPORT int adasum_device_free(const AdasumDevice* device, void* memory);
+ADASUM_EXPORT int adasum_device_copy(const AdasumDevice* device, void* to, const void* from,
+                                     int64_t bytes, int32_t to_device);
+/* Whether this library was built with CUDA: 0 or 1. */
+ADASUM_EXPORT int adasum_has_cuda(void);
 
 #ifdef __cplusplus
 }

@@ -58,6 +58,7 @@ Call& Call::With(const ReduceOptions& options) {
   op_ = static_cast<int>(options.op);
   algorithm_ = static_cast<int>(options.algorithm);
   fusion_threshold_ = options.fusion_threshold;
+  device_ = options.device;
   return *this;
 }
 
@@ -94,6 +95,7 @@ uint64_t Call::Hash() const {
   hasher.Add(static_cast<uint64_t>(op_));
   hasher.Add(static_cast<uint64_t>(algorithm_));
   hasher.Add(static_cast<uint64_t>(fusion_threshold_));
+  if (device_ != nullptr && !device_->is_host()) hasher.Add(std::string_view(device_->kind()));
   hasher.Add(static_cast<uint64_t>(root_));
   hasher.Add(starts_);
   if (tensors_ != nullptr) AddTo(hasher, *tensors_);
@@ -120,6 +122,7 @@ std::vector<std::string> Call::Describe() const {
   if (algorithm_ >= 0) {
     facts.push_back(std::string("algorithm: ") + NameOf(static_cast<Algorithm>(algorithm_)));
     facts.push_back("fusion threshold: " + std::to_string(fusion_threshold_) + " bytes");
+    facts.push_back(std::string("tensors in memory of: ") + device_->kind());
   }
   facts.push_back(root_ < 0 ? "no root rank" : "root rank: " + std::to_string(root_));
   if (tensors_ == nullptr) return facts;

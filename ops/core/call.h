@@ -44,6 +44,7 @@ class Call : public CallSignature {
   int op_ = -1;
   int algorithm_ = -1;
   int64_t fusion_threshold_ = -1;
+  const Device* device_ = nullptr;
   int root_ = -1;
   uint64_t starts_ = 0;
   std::function<uint64_t(size_t tensor)> start_of_tensor_;

@@ -2,29 +2,41 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 namespace adasum {
 
-// Calls visit(number of the part, piece).
+// Calls visit(pieces) for those between two multiples of piece_bytes, one such distance after the
+// other: what is done to many pieces at a time a GPU does as one.
 template <typename Do>
-void Combiner::ForEachPiece(Range range, Do visit) const {
-  const int64_t size = piece_bytes_ / kernels_.item_bytes, origin = work_->range.begin;
+void Combiner::ForEachBatch(Range range, Do visit) const {
+  const int64_t size = std::max<int64_t>(piece_bytes_ / kernels_.item_bytes, 1);
+  const int64_t origin = work_->range.begin;
+  int64_t last = -1;
+  batch_.clear();
   for (size_t i = 0; i < work_->parts.size(); ++i) {
     const Range part = work_->parts[i].range;
     const int64_t end = std::min(part.end, range.end);
     for (int64_t begin = std::max(part.begin, range.begin); begin < end;) {
-      const Range piece{begin, std::min(end, origin + ((begin - origin) / size + 1) * size)};
-      visit(i, piece);
+      const int64_t number = (begin - origin) / size;
+      const int64_t left = size - (begin - origin) % size;
+      const Range piece{begin, begin + std::min(end - begin, left)};
+      if (number != last && !batch_.empty()) {
+        visit(batch_);
+        batch_.clear();
+      }
+      last = number;
+      batch_.push_back({i, piece});
       begin = piece.end;
     }
   }
+  if (!batch_.empty()) visit(batch_);
 }
 
 void Combiner::Measure(const Work& work, const std::vector<Pair>& pairs,
                        const OverRanks& over_ranks, const Visit& before) {
   work_ = &work;
   pairs_ = pairs;
+  device_.EndBatch();  // a pair may be what others have become
   if (op_ != Op::kAdasum) return;
   ComputeDots({}, over_ranks, before, dots_);
   coefficients_.resize(dots_.size());
@@ -44,16 +56,21 @@ void Combiner::Measure(const Work& work, const std::vector<Pair>& pairs,
 void Combiner::ComputeDots(const std::vector<Exponents>& exponents, const OverRanks& over_ranks,
                            const Visit& before, std::vector<DotProducts>& dots) const {
   dots.assign(pairs_.size() * work_->all_rows, DotProducts{});
-  ForEachPiece(work_->range, [&](size_t part, Range piece) {
-    if (before) before(piece);
-    const int64_t at = Offset(piece.begin);
-    for (size_t p = 0; p < pairs_.size(); ++p) {
-      const size_t i = Index(p, part);
-      const double scale_a = exponents.empty() ? 1 : std::ldexp(1.0, -exponents[i].a);
-      const double scale_b = exponents.empty() ? 1 : std::ldexp(1.0, -exponents[i].b);
-      kernels_.dot3(pairs_[p].a + at, pairs_[p].b + at, piece.size(), scale_a, scale_b, &dots[i]);
+  ForEachBatch(work_->range, [&](const std::vector<Piece>& pieces) {
+    for (const Piece& piece : pieces) {
+      if (before) before(piece.range);
+    }
+    for (const auto& [part, piece] : pieces) {
+      const int64_t at = Offset(piece.begin);
+      for (size_t p = 0; p < pairs_.size(); ++p) {
+        const size_t i = Index(p, part);
+        const double scale_a = exponents.empty() ? 1 : std::ldexp(1.0, -exponents[i].a);
+        const double scale_b = exponents.empty() ? 1 : std::ldexp(1.0, -exponents[i].b);
+        kernels_.Dot3(pairs_[p].a + at, pairs_[p].b + at, piece.size(), scale_a, scale_b, &dots[i]);
+      }
     }
   });
+  device_.Finish();
   static_assert(sizeof(DotProducts) == 3 * sizeof(double));
   if (over_ranks) over_ranks(Reduction::kSum, &dots.data()->ab, 3 * dots.size());
 }
@@ -61,14 +78,17 @@ void Combiner::ComputeDots(const std::vector<Exponents>& exponents, const OverRa
 // Works the sums out once more with both sides of each tensor scaled to a largest magnitude near 1.
 void Combiner::Rescale(const OverRanks& over_ranks) {
   std::vector<double> largest(2 * dots_.size(), 0.0);
-  ForEachPiece(work_->range, [&](size_t part, Range piece) {
-    const int64_t at = Offset(piece.begin);
-    for (size_t p = 0; p < pairs_.size(); ++p) {
-      double* of_pair = &largest[2 * Index(p, part)];
-      of_pair[0] = std::fmax(of_pair[0], kernels_.max_abs(pairs_[p].a + at, piece.size()));
-      of_pair[1] = std::fmax(of_pair[1], kernels_.max_abs(pairs_[p].b + at, piece.size()));
+  ForEachBatch(work_->range, [&](const std::vector<Piece>& pieces) {
+    for (const auto& [part, piece] : pieces) {
+      const int64_t at = Offset(piece.begin);
+      for (size_t p = 0; p < pairs_.size(); ++p) {
+        double* of_pair = &largest[2 * Index(p, part)];
+        kernels_.MaxAbs(pairs_[p].a + at, piece.size(), &of_pair[0]);
+        kernels_.MaxAbs(pairs_[p].b + at, piece.size(), &of_pair[1]);
+      }
     }
   });
+  device_.Finish();
   if (over_ranks) over_ranks(Reduction::kMax, largest.data(), largest.size());
   std::vector<Exponents> exponents(dots_.size());
   for (size_t i = 0; i < exponents.size(); ++i) {
@@ -97,41 +117,49 @@ void Combiner::NoteNorms() {
 }
 
 void Combiner::Combine(Range range, const Visit& before, const Visit& after) {
-  ForEachPiece(range, [&](size_t part, Range piece) {
-    if (before && op_ != Op::kAdasum) before(piece);
-    const int64_t at = Offset(piece.begin);
-    for (size_t p = 0; p < pairs_.size(); ++p) {
-      const Pair& pair = pairs_[p];
-      const char *a = pair.a + at, *b = pair.b + at;
-      switch (op_) {
-        case Op::kAdasum:
-          kernels_.combine(a, b, coefficients_[Index(p, part)], piece.size(), pair.out + at);
-          break;
-        case Op::kSum:
-          NoteEqual(pair, at, piece.size() * kernels_.item_bytes);
-          kernels_.combine(a, b, Coefficients{}, piece.size(), pair.out + at);
-          break;
-        case Op::kAverage: {
-          NoteEqual(pair, at, piece.size() * kernels_.item_bytes);
-          // Weighed by the ranks behind the sides, so that no intermediate value is larger than an
-          // input.
-          const double all = pair.behind_a + pair.behind_b;
-          kernels_.average(a, b, pair.behind_a / all, pair.behind_b / all, piece.size(),
-                           pair.out + at);
-          break;
-        }
-      }
+  ForEachBatch(range, [&](const std::vector<Piece>& pieces) {
+    for (const Piece& piece : pieces) {
+      if (before && op_ != Op::kAdasum) before(piece.range);
     }
-    if (after) after(piece);
+    // Without dot products: whether the bits are equal.
+    if (op_ != Op::kAdasum) ComparePieces(pieces);
+    for (const Piece& piece : pieces) CombinePiece(piece);
+    for (const Piece& piece : pieces) {
+      if (after) after(piece.range);
+    }
   });
 }
 
-// Without dot products: whether the bits are equal, which ends at the first that differs.
-void Combiner::NoteEqual(const Pair& pair, int64_t at, int64_t bytes) {
-  const char *a = pair.a + at, *b = pair.b + at;
-  all_equal_ = all_equal_ && std::memcmp(a, b, static_cast<size_t>(bytes)) == 0;
-  if (!all_equal_ || any_nonzero_) return;
-  any_nonzero_ = std::any_of(a, a + bytes, [](char byte) { return byte != 0; });
+void Combiner::ComparePieces(const std::vector<Piece>& pieces) {
+  for (const auto& [part, piece] : pieces) {
+    const int64_t at = Offset(piece.begin);
+    for (const Pair& pair : pairs_) {
+      kernels_.Compare(pair.a + at, pair.b + at, piece.size(), &sides_);
+    }
+  }
+}
+
+void Combiner::CombinePiece(const Piece& piece) {
+  const int64_t at = Offset(piece.range.begin), n = piece.range.size();
+  for (size_t p = 0; p < pairs_.size(); ++p) {
+    const Pair& pair = pairs_[p];
+    const char *a = pair.a + at, *b = pair.b + at;
+    switch (op_) {
+      case Op::kAdasum:
+        kernels_.Combine(a, b, coefficients_[Index(p, piece.part)], n, pair.out + at);
+        break;
+      case Op::kSum:
+        kernels_.Combine(a, b, Coefficients{}, n, pair.out + at);
+        break;
+      case Op::kAverage: {
+        // Weighed by the ranks behind the sides, so that no intermediate value is larger than an
+        // input.
+        const double all = pair.behind_a + pair.behind_b;
+        kernels_.Average(a, b, pair.behind_a / all, pair.behind_b / all, n, pair.out + at);
+        break;
+      }
+    }
+  }
 }
 
 }  // namespace adasum

@@ -6,6 +6,7 @@
 #include <functional>
 #include <vector>
 
+#include "device.h"
 #include "kernels.h"
 #include "layout.h"
 #include "transport.h"
@@ -65,9 +66,9 @@ class Combiner {
   using Visit = std::function<void(Range piece)>;
 
   // Parts are worked on in pieces that end where a multiple of piece_bytes from the range's
-  // beginning does.
-  Combiner(const Kernels& kernels, Op op, int64_t piece_bytes)
-      : kernels_(kernels), op_(op), piece_bytes_(piece_bytes) {}
+  // beginning does; those that do not lie further apart at a time.
+  Combiner(Device& device, const Kernels& kernels, Op op, int64_t piece_bytes)
+      : device_(device), kernels_(kernels), op_(op), piece_bytes_(piece_bytes) {}
 
   // What Combine then does. Adasum has to read all of it for that; the other ops read nothing yet.
   // The work must live until then.
@@ -81,10 +82,17 @@ class Combiner {
   // By pair, then row, after Measure with Op::kAdasum.
   const Norms& norms(size_t pair, int row) const { return norms_[pair * work_->all_rows + row]; }
 
-  bool all_equal() const { return all_equal_; }
-  bool any_nonzero() const { return any_nonzero_; }
+  // Of what Combine has read, after Device::Finish.
+  bool all_equal() const { return all_equal_ && !sides_.differ; }
+  bool any_nonzero() const { return any_nonzero_ || sides_.nonzero; }
 
  private:
+  // A piece of a part, by its number.
+  struct Piece {
+    size_t part;
+    Range range;
+  };
+
   // Exponents by which the two sides of a tensor are scaled before squaring.
   struct Exponents {
     int a;
@@ -95,7 +103,8 @@ class Combiner {
                    const Visit& before, std::vector<DotProducts>& dots) const;
   void Rescale(const OverRanks& over_ranks);
   void NoteNorms();
-  void NoteEqual(const Pair& pair, int64_t at, int64_t bytes);
+  void ComparePieces(const std::vector<Piece>& pieces);
+  void CombinePiece(const Piece& piece);
   size_t Index(size_t pair, size_t part) const {
     return pair * work_->all_rows + work_->rows[part];
   }
@@ -103,8 +112,9 @@ class Combiner {
     return (element - work_->range.begin) * kernels_.item_bytes;
   }
   template <typename Do>
-  void ForEachPiece(Range range, Do visit) const;
+  void ForEachBatch(Range range, Do visit) const;
 
+  Device& device_;
   const Kernels& kernels_;
   const Op op_;
   const int64_t piece_bytes_;
@@ -116,6 +126,8 @@ class Combiner {
   std::vector<Norms> norms_;
   bool all_equal_ = true;
   bool any_nonzero_ = false;
+  Comparison sides_;  // where there are no dot products
+  mutable std::vector<Piece> batch_;
 };
 
 }  // namespace adasum

@@ -22,29 +22,47 @@ const std::string kNoName;
 // memory of its own first.
 class Results {
  public:
-  Results(const std::vector<TensorSpec>& tensors, void* const* outputs, bool apart)
-      : tensors_(tensors), outputs_(outputs) {
+  Results(Device& device, const std::vector<TensorSpec>& tensors, void* const* outputs, bool apart)
+      : device_(device), tensors_(tensors), outputs_(outputs) {
     if (!apart) return;
-    buffers_.resize(tensors.size());
-    for (size_t t = 0; t < tensors.size(); ++t) {
-      apart_.push_back(buffers_[t].Reserve(tensors[t].bytes()));
+    for (const TensorSpec& tensor : tensors) {
+      buffers_.emplace_back(device);
+      apart_.push_back(buffers_.back().Reserve(tensor.bytes()));
     }
   }
 
   void* const* to() const { return apart_.empty() ? outputs_ : apart_.data(); }
 
   void Commit() const {
+    device_.EndBatch();
     for (size_t t = 0; t < apart_.size(); ++t) {
-      const int64_t bytes = tensors_[t].bytes();
-      if (bytes > 0) std::memcpy(outputs_[t], apart_[t], static_cast<size_t>(bytes));
+      const TensorSpec& tensor = tensors_[t];
+      if (tensor.bytes() == 0) continue;
+      if (device_.is_host()) {
+        std::memcpy(outputs_[t], apart_[t], static_cast<size_t>(tensor.bytes()));
+      } else {
+        device_.kernels(tensor.dtype).Copy(apart_[t], tensor.count(), outputs_[t]);
+      }
     }
+    device_.Finish();
   }
 
  private:
+  Device& device_;
   const std::vector<TensorSpec>& tensors_;
   void* const* const outputs_;
   std::vector<Buffer> buffers_;
   std::vector<void*> apart_;
+};
+
+// Whatever a call does on a device has ended with it, also with an error.
+class WorkOnDevice {
+ public:
+  explicit WorkOnDevice(Device& device) : device_(device) {}
+  ~WorkOnDevice() { device_.Cancel(); }
+
+ private:
+  Device& device_;
 };
 
 int64_t RowBytes(const TensorSpec& tensor) {
@@ -73,13 +91,25 @@ Communicator::Communicator(std::shared_ptr<Transport> transport, std::shared_ptr
     : watchdog_(std::move(watchdog)),
       lane_(lane),
       current_(std::move(transport)),
-      workspace_(std::make_unique<Workspace>()),
       saying_buffers_(std::make_unique<SayingBuffers>()),
       transport_(current_) {}
 
 std::shared_ptr<Transport> Communicator::transport() const {
   std::lock_guard<std::mutex> lock(state_mutex_);
   return transport_;
+}
+
+Communicator::OnDevice& Communicator::On(Device& device) {
+  const auto known = devices_.find(&device);
+  if (known != devices_.end()) return known->second;
+  OnDevice& made = devices_.emplace(&device, device).first->second;
+  made.transport = device.Connect(*current_);
+  return made;
+}
+
+Transport& Communicator::Bulk(Device& device) {
+  Transport* transport = On(device).transport.get();
+  return transport == nullptr ? *current_ : *transport;
 }
 
 void Communicator::GoOnWithoutTheDead() {
@@ -165,9 +195,9 @@ void Communicator::Shrink(const std::string& problem) {
   }
   const Shrinking shrinking{lost, current_->rank(), current_->size(), living->rank(),
                             living->size()};
-  retired_.push_back({std::move(current_), std::move(workspace_), std::move(saying_buffers_)});
+  retired_.push_back({std::move(current_), std::move(devices_), std::move(saying_buffers_)});
+  devices_.clear();
   current_ = living;
-  workspace_ = std::make_unique<Workspace>();
   saying_buffers_ = std::make_unique<SayingBuffers>();
   if (watchdog_ != nullptr) watchdog_->Follow(living);
   if (living->rank() == 0) {
@@ -186,22 +216,24 @@ void Communicator::Allreduce(const std::vector<TensorSpec>& tensors, const void*
                              const std::string& name) {
   std::lock_guard<std::mutex> lock(mutex_);
   const Watchdog::Call watched(watchdog_.get(), lane_, NameOf(CallKind::kAllreduce), name);
-  Fusion fusion(options.fusion_threshold);
+  Device& device = *options.device;
+  Fusion fusion(device, options.fusion_threshold);
   fusion.Add(tensors, options.op);
-  const Results results(tensors, outputs, goes_on());
+  const Results results(device, tensors, outputs, goes_on());
   const Ends ends{
       [&](const Kernels& kernels, int64_t t, int64_t begin, int64_t count, char* to) {
-        std::memcpy(to, static_cast<const char*>(inputs[t]) + begin * kernels.item_bytes,
-                    static_cast<size_t>(count * kernels.item_bytes));
+        kernels.Copy(static_cast<const char*>(inputs[t]) + begin * kernels.item_bytes, count, to);
       },
       [&](const Kernels& kernels, int64_t t, int64_t begin, int64_t count, const char* from) {
-        std::memcpy(static_cast<char*>(results.to()[t]) + begin * kernels.item_bytes, from,
-                    static_cast<size_t>(count * kernels.item_bytes));
+        kernels.Copy(from, count,
+                     static_cast<char*>(results.to()[t]) + begin * kernels.item_bytes);
       }};
   UntilDone([&] {
+    const WorkOnDevice work(device);
     Saying saying;
-    const bool is_small = IsSmall(*current_, fusion.bytes());
-    AllreduceCall reduction(*current_, *workspace_, fusion, options.algorithm, ends);
+    const bool is_small = IsSmall(*current_, device, fusion.bytes());
+    Workspace& workspace = On(device).workspace;
+    AllreduceCall reduction(Bulk(device), workspace, fusion, options.algorithm, ends);
     if (is_small) {
       saying = {fusion.bytes(), [&](char* to) { Fill(fusion, ends, to); }};
     } else {
@@ -211,10 +243,11 @@ void Communicator::Allreduce(const std::vector<TensorSpec>& tensors, const void*
     const Agreed agreed = Agree(*current_, *saying_buffers_, call, 0, saying);
     CheckReducible(tensors);
     if (is_small) {
-      ReduceHere(*current_, *workspace_, fusion, options.algorithm, agreed.said, ends);
+      ReduceHere(*current_, workspace, fusion, options.algorithm, agreed.said, ends);
     } else {
       reduction.Run();
     }
+    device.Finish();
   });
   results.Commit();
 }
@@ -224,11 +257,17 @@ SyncResult Communicator::Sync(const SyncTensors& tensors, const SyncOptions& opt
   std::lock_guard<std::mutex> lock(mutex_);
   const Watchdog::Call watched(watchdog_.get(), lane_, NameOf(CallKind::kSync), name);
   SyncCall call(tensors, options, name, goes_on());
+  Device& device = *options.reduce.device;
   bool again = true;
   while (again) {
     const Outcome outcome =
-        Attempt([&] { again = call.Round(*current_, *workspace_, *saying_buffers_); },
-                [&] { return call.untouched(); });
+        Attempt(
+            [&] {
+              const WorkOnDevice work(device);
+              again = call.Round(*current_, Bulk(device), On(device).workspace, *saying_buffers_);
+              device.Finish();
+            },
+            [&] { return call.untouched(); });
     if (outcome == Outcome::kDone) {
       FaultPlace("commit");
       call.EndRound();
@@ -247,7 +286,7 @@ bool Communicator::Broadcast(const std::vector<TensorSpec>& tensors, const void*
                              void* const* outputs, int root, const std::string& name) {
   std::lock_guard<std::mutex> lock(mutex_);
   const Watchdog::Call watched(watchdog_.get(), lane_, NameOf(CallKind::kBroadcast), name);
-  const Results results(tensors, outputs, goes_on());
+  const Results results(HostDevice(), tensors, outputs, goes_on());
   bool changed = false;
   const auto before = static_cast<size_t>(shrinkings());
   UntilDone([&] {
@@ -307,7 +346,7 @@ bool Communicator::BroadcastOnce(const std::vector<TensorSpec>& tensors, const v
     int bit = 1;
     if (place != 0) {
       while ((place & bit) == 0) bit *= 2;
-      char* received = workspace_->received.Reserve(bytes);
+      char* received = On(HostDevice()).workspace.received.Reserve(bytes);
       current_->Receive(received, bytes, rank_at(place - bit));
       data = received;
       if (std::memcmp(inputs[t], received, static_cast<size_t>(bytes)) != 0) changed = true;

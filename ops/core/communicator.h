@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -91,11 +92,20 @@ class Communicator {
   void AllgatherOnce(const TensorSpec& tensor, const void* input,
                      const std::function<void*(int64_t)>& allocate, const std::string& name);
 
+  // What calls with tensors on one device need.
+  struct OnDevice {
+    explicit OnDevice(Device& device) : workspace(device) {}
+    Workspace workspace;
+    std::unique_ptr<Transport> transport;  // null on the host
+  };
+  OnDevice& On(Device& device);
+  Transport& Bulk(Device& device);
+
   // What belongs to a transport. Messages to one that ranks were lost of may still come in, so it
   // stays.
   struct Retired {
     std::shared_ptr<Transport> transport;
-    std::unique_ptr<Workspace> workspace;
+    std::map<Device*, OnDevice> devices;
     std::unique_ptr<SayingBuffers> saying_buffers;
   };
 
@@ -103,7 +113,7 @@ class Communicator {
   const Watchdog::Lane lane_;
   std::mutex mutex_;  // one collective at a time
   std::shared_ptr<Transport> current_;
-  std::unique_ptr<Workspace> workspace_;
+  std::map<Device*, OnDevice> devices_;
   std::unique_ptr<SayingBuffers> saying_buffers_;
   bool goes_on_ = false;
   std::vector<Retired> retired_;

@@ -49,8 +49,9 @@ struct Flights::Flight {
       char* delta = deltas[t].Reserve(spec.bytes());
       from.push_back(delta);
       to.push_back(reduced[t].Reserve(spec.bytes()));
-      CpuKernels(spec.dtype)
-          .delta(tensors.new_values[t], tensors.new_starts[t], spec.count(), delta);
+      HostDevice()
+          .kernels(spec.dtype)
+          .Delta(tensors.new_values[t], tensors.new_starts[t], spec.count(), delta);
     }
     starts_checksum = starts.hash();
   }
@@ -144,19 +145,18 @@ SyncResult Flights::Sync(int64_t number, const SyncTensors& tensors, const SyncO
 SyncResult Flights::Finish(Flight& flight, const SyncTensors& tensors) {
   flight.done.get_future().get();
   for (size_t t = 0; t < flight.specs.size(); ++t) {
-    const Kernels& kernels = CpuKernels(flight.specs[t].dtype);
+    const Kernels& kernels = HostDevice().kernels(flight.specs[t].dtype);
     const int64_t count = flight.specs[t].count();
     if (flight.result.skipped) {
       // Neither this rank's change nor what came after it is worth keeping.
-      kernels.apply(tensors.starts[t], flight.to[t], count, tensors.new_starts[t]);
-      std::memcpy(tensors.new_values[t], tensors.new_starts[t],
-                  static_cast<size_t>(count * kernels.item_bytes));
+      kernels.Apply(tensors.starts[t], flight.to[t], count, tensors.new_starts[t]);
+      kernels.Copy(tensors.new_starts[t], count, tensors.new_values[t]);
       continue;
     }
     char* correction = flight.deltas[t].Reserve(flight.specs[t].bytes());
-    kernels.delta(flight.to[t], flight.from[t], count, correction);
-    kernels.apply(tensors.values[t], correction, count, tensors.new_values[t]);
-    kernels.apply(tensors.starts[t], flight.to[t], count, tensors.new_starts[t]);
+    kernels.Delta(flight.to[t], flight.from[t], count, correction);
+    kernels.Apply(tensors.values[t], correction, count, tensors.new_values[t]);
+    kernels.Apply(tensors.starts[t], flight.to[t], count, tensors.new_starts[t]);
   }
   return flight.result;
 }

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
-#include <new>
 #include <string>
+#include <utility>
 
 #include "error.h"
 
@@ -43,18 +43,24 @@ int64_t Buffer::Aligned(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-char* Buffer::Reserve(int64_t bytes) {
-  if (bytes <= capacity_) return data_.get();
-  const int64_t rounded = Aligned(bytes);
-  data_.reset();
-  capacity_ = 0;
-  data_.reset(static_cast<char*>(std::aligned_alloc(kAlignment, static_cast<size_t>(rounded))));
-  if (data_ == nullptr) throw std::bad_alloc();
-  capacity_ = rounded;
-  return data_.get();
+Buffer::Buffer(Buffer&& other) noexcept
+    : device_(other.device_),
+      data_(std::exchange(other.data_, nullptr)),
+      capacity_(std::exchange(other.capacity_, 0)) {}
+
+Buffer::~Buffer() {
+  if (data_ != nullptr) device_->Free(data_);
 }
 
-void Buffer::Free::operator()(char* data) const { std::free(data); }
+char* Buffer::Reserve(int64_t bytes) {
+  if (bytes <= capacity_) return data_;
+  if (data_ != nullptr) device_->Free(data_);
+  data_ = nullptr;
+  capacity_ = 0;
+  data_ = device_->Allocate(Aligned(bytes));
+  capacity_ = Aligned(bytes);
+  return data_;
+}
 
 void Fusion::Add(const std::vector<TensorSpec>& tensors, Op op) {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
@@ -70,14 +76,14 @@ void Fusion::Add(const std::vector<TensorSpec>& tensors, Op op) {
       if (count == 0) continue;
       const bool is_full = bytes + tensor.bytes() > threshold_ || members.size() == kMostTensors;
       if (is_full && !members.empty()) {
-        Close(CpuKernels(dtype), op, members, counts);
+        Close(device_.kernels(dtype), op, members, counts);
         bytes = 0;
       }
       members.push_back(tensors_ + static_cast<int64_t>(t));
       counts.push_back(count);
       bytes += tensor.bytes();
     }
-    if (!members.empty()) Close(CpuKernels(dtype), op, members, counts);
+    if (!members.empty()) Close(device_.kernels(dtype), op, members, counts);
   }
   tensors_ += static_cast<int64_t>(tensors.size());
 }

@@ -4,11 +4,11 @@
 #define TF_ADASUM_OPS_CORE_FUSION_H_
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <vector>
 
 #include "combine.h"
+#include "device.h"
 #include "kernels.h"
 #include "layout.h"
 
@@ -28,19 +28,21 @@ struct TensorSpec {
   int64_t bytes() const { return count() * item_bytes; }
 };
 
-// Host memory that keeps its size between calls. Aligned for vector instructions.
+// A device's memory that keeps its size between calls. Aligned for vector instructions.
 class Buffer {
  public:
   static constexpr int64_t kAlignment = 64;
   static int64_t Aligned(int64_t bytes);  // rounded up
 
+  explicit Buffer(Device& device = HostDevice()) : device_(&device) {}
+  Buffer(Buffer&& other) noexcept;
+  ~Buffer();
+
   char* Reserve(int64_t bytes);
 
  private:
-  struct Free {
-    void operator()(char* data) const;
-  };
-  std::unique_ptr<char, Free> data_;
+  Device* const device_;
+  char* data_ = nullptr;
   int64_t capacity_ = 0;
 };
 
@@ -63,12 +65,13 @@ std::optional<int64_t> FusionThresholdOfEnvironment();
 // a single tensor has more.
 class Fusion {
  public:
-  explicit Fusion(int64_t threshold) : threshold_(threshold) {}
+  Fusion(Device& device, int64_t threshold) : device_(device), threshold_(threshold) {}
 
   // Numbers the tensors on from those added before. Those without elements are in no bucket.
   void Add(const std::vector<TensorSpec>& tensors, Op op);
 
   const std::vector<Bucket>& buckets() const { return buckets_; }
+  Device& device() const { return device_; }
   int64_t tensors() const { return tensors_; }
   // Of all buckets one after the other, each aligned.
   int64_t bytes() const { return bytes_; }
@@ -77,6 +80,7 @@ class Fusion {
   void Close(const Kernels& kernels, Op op, std::vector<int64_t>& members,
              std::vector<int64_t>& counts);
 
+  Device& device_;
   const int64_t threshold_;
   int64_t tensors_ = 0;
   int64_t bytes_ = 0;

@@ -1,4 +1,4 @@
 #if defined(__x86_64__)
-#define ADASUM_SIMD Avx2Kernels
+#define ADASUM_SIMD Avx2Loops
 #include "kernels_cpu.inc"
 #endif

@@ -1,2 +1,2 @@
-#define ADASUM_SIMD PlainKernels
+#define ADASUM_SIMD PlainLoops
 #include "kernels_cpu.inc"

@@ -22,13 +22,13 @@ int64_t Rvh::ReceivedBytes(int64_t x_bytes) {
   return HalfBytes(x_bytes) + HalfBytes(HalfBytes(x_bytes));
 }
 
-Rvh::Rvh(Transport& transport, const Kernels& kernels, const Layout& layout, Op op, Leaves leaves,
-         Range x, RvhBuffers buffers, Transport::Stream stream)
+Rvh::Rvh(Transport& transport, Device& device, const Kernels& kernels, const Layout& layout, Op op,
+         Leaves leaves, Range x, RvhBuffers buffers, Transport::Stream stream)
     : transport_(transport),
       kernels_(kernels),
       layout_(layout),
       op_(op),
-      combiner_(kernels, op, kPieceBytes),
+      combiner_(device, kernels, op, kernels.message_bytes),
       leaves_(std::move(leaves)),
       whole_(x),
       x_(buffers.x),
@@ -116,7 +116,7 @@ void Rvh::HalveAndCombine(const Level& level, const Level* next) {
   // A name of its own, since the next level's exchange starts before this one is combined.
   const std::unique_ptr<Transfer> exchanged = std::move(exchange_);
   const auto await = [&](Range piece) {
-    exchanged->AwaitPiece((piece.begin - mine.begin) * kernels_.item_bytes / kPieceBytes);
+    exchanged->AwaitPiece((piece.begin - mine.begin) * kernels_.item_bytes / kernels_.message_bytes);
   };
   const auto over_ranks = [&](Reduction reduction, double* values, size_t count) {
     exchanged->Await();
@@ -191,7 +191,7 @@ void Rvh::Gather(const Level& level, bool is_last) {
 }
 
 void Rvh::ReceiveAndEmit(Transfer& transfer, Range range) {
-  const int64_t size = kPieceBytes / kernels_.item_bytes;
+  const int64_t size = kernels_.message_bytes / kernels_.item_bytes;
   for (Range piece{range.begin, 0}; piece.begin < range.end; piece.begin = piece.end) {
     piece.end = std::min(piece.begin + size, range.end);
     transfer.AwaitPiece((piece.begin - range.begin) / size);
@@ -254,7 +254,7 @@ void Rvh::Exchange(const Level& level) {
 
 std::unique_ptr<Transfer> Rvh::Start(Range send, Range receive, char* receive_at, int nghr) const {
   return transport_.Start(At(send), Bytes(send), nghr, receive_at, Bytes(receive), nghr,
-                          kPieceBytes, stream_);
+                          kernels_.message_bytes, stream_);
 }
 
 }  // namespace adasum

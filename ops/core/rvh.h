@@ -16,7 +16,7 @@
 // group is all lanes of its leaves. order.h says what happens to a number of leaves that is no
 // power of two.
 //
-// Exchanges go in pieces. Dot products begin with the first piece that comes; the half that the
+// Exchanges go in pieces of Kernels::message_bytes. Dot products begin with the first piece that comes; the half that the
 // next level sends is combined, and on its way, before the half that it keeps; on the way back a
 // part is read by the caller while the next one comes.
 #ifndef TF_ADASUM_OPS_CORE_RVH_H_
@@ -55,13 +55,10 @@ class Rvh {
 
   static int64_t ReceivedBytes(int64_t x_bytes);
 
-  // Of a message. Large enough to run at full speed, small enough to overlap with the arithmetic.
-  static constexpr int64_t kPieceBytes = 256 << 10;
-
   // x is the range of the fusion buffer that this rank's lane works on. stream: not used by another
   // Rvh at the same time.
-  Rvh(Transport& transport, const Kernels& kernels, const Layout& layout, Op op, Leaves leaves,
-      Range x, RvhBuffers buffers, Transport::Stream stream);
+  Rvh(Transport& transport, Device& device, const Kernels& kernels, const Layout& layout, Op op,
+      Leaves leaves, Range x, RvhBuffers buffers, Transport::Stream stream);
 
   // Starts the first exchange, and does not wait for it.
   void Begin();

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <limits>
 
 namespace adasum {
@@ -10,10 +9,6 @@ namespace adasum {
 namespace {
 
 constexpr int64_t kLineBytes = 64;
-
-// So much is worked on at a time, where tensors allow it: little enough to stay in the first caches
-// between what is done to it, and enough to be worth starting.
-constexpr int64_t kPieceBytes = 16 << 10;
 
 }  // namespace
 
@@ -38,15 +33,15 @@ std::vector<Range> SlicesOf(const Layout& layout, int lanes, int64_t item_bytes)
   return slices;
 }
 
-Slices::Slices(const Kernels& kernels, const Layout& layout, Op op, Order order, int members,
-               std::vector<Range> slices, int lane)
+Slices::Slices(Device& device, const Kernels& kernels, const Layout& layout, Op op, Order order,
+               int members, std::vector<Range> slices, int lane)
     : kernels_(kernels),
       layout_(layout),
       op_(op),
       members_(members),
       levels_(Levels(order, members)),
       slice_(slices[lane]),
-      combiner_(kernels, op, kPieceBytes) {
+      combiner_(device, kernels, op, kernels.piece_bytes) {
   if (op != Op::kAdasum) {
     // Tensors make no difference.
     if (slice_.size() > 0) whole_.push_back({slice_, {{0, slice_}}, {0}, 1});
@@ -73,7 +68,7 @@ Slices::Slices(const Kernels& kernels, const Layout& layout, Op op, Order order,
       continue;
     }
     const int64_t more = part.range.size() * kernels.item_bytes;
-    if (whole_.empty() || bytes + more > kPieceBytes) {
+    if (whole_.empty() || bytes + more > kernels.piece_bytes) {
       whole_.push_back({{part.range.begin, part.range.begin}, {}, {}, 0});
       bytes = 0;
     }
@@ -87,13 +82,10 @@ Slices::Slices(const Kernels& kernels, const Layout& layout, Op op, Order order,
 
 TensorNorms Slices::Combine(const SliceVectors& vectors, char* scratch,
                             const Combiner::OverRanks& over_ranks) {
-  const int64_t bytes = slice_.size() * kernels_.item_bytes;
   if (members_ == 1) {
-    if (bytes == 0) return {};
+    if (slice_.size() == 0) return {};
     if (vectors.fill) vectors.fill(slice_);
-    if (vectors.vectors[0] != vectors.out) {
-      std::memcpy(vectors.out, vectors.vectors[0], static_cast<size_t>(bytes));
-    }
+    kernels_.Copy(vectors.vectors[0], slice_.size(), vectors.out);
     if (vectors.emit) vectors.emit(slice_);
     return {};
   }

@@ -45,8 +45,8 @@ struct SliceVectors {
 class Slices {
  public:
   // slices: of all lanes; this rank's is slices[lane].
-  Slices(const Kernels& kernels, const Layout& layout, Op op, Order order, int members,
-         std::vector<Range> slices, int lane);
+  Slices(Device& device, const Kernels& kernels, const Layout& layout, Op op, Order order,
+         int members, std::vector<Range> slices, int lane);
 
   // The room that Combine needs is at most half of the members' slices, or of one's. With
   // Op::kAdasum and several members the norms are those of the tensors that this rank has parts of;

@@ -41,8 +41,8 @@ bool SmallIsWanted() {
 
 }  // namespace
 
-bool IsSmall(Transport& transport, int64_t bytes) {
-  if (!SmallIsWanted() || transport.memory_of_all() != nullptr) return false;
+bool IsSmall(Transport& transport, const Device& device, int64_t bytes) {
+  if (!device.is_host() || !SmallIsWanted() || transport.memory_of_all() != nullptr) return false;
   return bytes * transport.size() <= kMostGatheredBytes;
 }
 
@@ -77,7 +77,7 @@ Report ReduceHere(const Transport& transport, Workspace& workspace, const Fusion
     std::vector<const char*> vectors;
     TensorNorms norms;
     const auto combine = [&](Op op, Order order, const std::vector<const char*>& of, char* out) {
-      Slices all(bucket.kernels, bucket.layout, op, order, static_cast<int>(of.size()),
+      Slices all(workspace.device, bucket.kernels, bucket.layout, op, order, static_cast<int>(of.size()),
                  {bucket.layout.whole()}, 0);
       norms = all.Combine({of, 0, out, {}, {}}, scratch, {});
       report.all_equal = report.all_equal && all.all_equal();

@@ -13,8 +13,8 @@
 
 namespace adasum {
 
-// Whether a call of so many bytes a rank is small. Equal on all ranks.
-bool IsSmall(Transport& transport, int64_t bytes);
+// Whether a call with these tensors is small. Equal on all ranks.
+bool IsSmall(Transport& transport, const Device& device, int64_t bytes);
 
 // Puts the tensors where ReduceHere wants them: the buckets one after the other, each aligned.
 void Fill(const Fusion& fusion, const Ends& ends, char* to);

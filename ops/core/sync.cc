@@ -1,7 +1,5 @@
 #include "sync.h"
 
-#include <algorithm>
-#include <cstring>
 #include <functional>
 
 #include "agreement.h"
@@ -31,18 +29,20 @@ class SyncCall::State {
         options_(options),
         name_(name),
         keeps_starts_(keeps_starts),
-        deltas_(options.reduce.fusion_threshold),
-        states_(options.reduce.fusion_threshold),
+        device_(*options.reduce.device),
+        deltas_(device_, options.reduce.fusion_threshold),
+        states_(device_, options.reduce.fusion_threshold),
         inputs_{options.pending, tensors.values, tensors.starts, tensors.states} {
     deltas_.Add(tensors.specs, options.reduce.op);
     states_.Add(tensors.state_specs, Op::kAverage);
   }
 
-  bool Round(Transport& transport, Workspace& workspace, SayingBuffers& saying_buffers) {
+  bool Round(Transport& transport, Transport& bulk, Workspace& workspace,
+             SayingBuffers& saying_buffers) {
     touched_ = false;
     reduced_ = false;
-    is_small_ = IsSmall(transport, deltas_.bytes() + states_.bytes());
-    const Place place{transport, workspace, saying_buffers};
+    is_small_ = IsSmall(transport, device_, deltas_.bytes() + states_.bytes());
+    const Place place{transport, bulk, workspace, saying_buffers};
     const Ends delta_ends = DeltaEnds(), state_ends = StateEnds();
     AllreduceCall deltas = Prepare(place, deltas_, delta_ends);
     const Agreed agreed = Agree(place, deltas);
@@ -88,6 +88,7 @@ class SyncCall::State {
  private:
   struct Place {
     Transport& transport;
+    Transport& bulk;
     Workspace& workspace;
     SayingBuffers& saying_buffers;
   };
@@ -101,23 +102,19 @@ class SyncCall::State {
   };
 
   // What a rank has to know of its change before it can tell the others.
-  struct Inspection {
+  struct Findings {
     int64_t bad = kNoTensor;  // the first tensor whose delta is not finite
     bool zero = true;         // all of them are
     uint64_t starts = 0;      // their checksum
   };
 
-  static size_t Bytes(const Kernels& kernels, int64_t count) {
-    return static_cast<size_t>(count * kernels.item_bytes);
-  }
-
   // The change of the values' elements from byte `at` on.
   void Delta(const Kernels& kernels, int64_t t, int64_t at, int64_t count, char* to) const {
     const char* value = At(inputs_.values[t], at);
     if (inputs_.starts == nullptr) {
-      std::memcpy(to, value, Bytes(kernels, count));
+      kernels.Copy(value, count, to);
     } else {
-      kernels.delta(value, At(inputs_.starts[t], at), count, to);
+      kernels.Delta(value, At(inputs_.starts[t], at), count, to);
     }
   }
 
@@ -125,13 +122,9 @@ class SyncCall::State {
     return static_cast<const char*>(data) + bytes;
   }
 
-  static bool IsZero(const char* data, size_t bytes) {
-    return std::all_of(data, data + bytes, [](char byte) { return byte == 0; });
-  }
-
   // Tells the others of this rank's change, and all of it where that is little.
   Agreed Agree(const Place& place, AllreduceCall& deltas) {
-    const Inspection found = Inspect();
+    const Findings found = Inspect();
     const bool is_bad = found.bad != kNoTensor;
     // A change that is not finite counts as zero, all of it.
     counts_as_zero_ = is_bad;
@@ -145,11 +138,7 @@ class SyncCall::State {
     // Deltas from different starts would add up to different weights without anybody noticing.
     std::function<uint64_t(size_t)> start_of;
     if (inputs_.starts != nullptr) {
-      start_of = [this](size_t t) {
-        Hasher hasher;
-        hasher.Add(inputs_.starts[t], tensors_.specs[t].bytes());
-        return hasher.hash();
-      };
+      start_of = [this](size_t t) { return inspections_[t].start; };
     }
     call.WithStarts(found.starts, start_of);
     Saying saying;
@@ -167,30 +156,24 @@ class SyncCall::State {
     return agreed;
   }
 
-  // Reads values and starts once, in blocks that stay in the cache for what is asked of them.
-  Inspection Inspect() const {
-    constexpr int64_t kBlockBytes = 16 << 10;
-    alignas(64) char block[kBlockBytes];
-    Inspection found;
-    Hasher starts;
+  Findings Inspect() {
+    inspections_.assign(tensors_.specs.size(), Inspection{});
     for (const Bucket& bucket : deltas_.buckets()) {
-      const Kernels& kernels = bucket.kernels;
-      const int64_t most = kBlockBytes / kernels.item_bytes;
       for (size_t i = 0; i < bucket.tensors.size(); ++i) {
         const int64_t t = bucket.tensors[i];
-        const int64_t count = bucket.layout.tensor(i).size();
-        for (int64_t begin = 0; begin < count; begin += most) {
-          const int64_t size = std::min(most, count - begin), at = begin * kernels.item_bytes;
-          if (inputs_.starts != nullptr) {
-            starts.Add(At(inputs_.starts[t], at), size * kernels.item_bytes);
-          }
-          Delta(kernels, t, at, size, block);
-          if (!kernels.all_finite(block, size) && (found.bad == kNoTensor || t < found.bad)) {
-            found.bad = t;
-          }
-          found.zero = found.zero && IsZero(block, Bytes(kernels, size));
-        }
+        const void* start = inputs_.starts == nullptr ? nullptr : inputs_.starts[t];
+        bucket.kernels.Inspect(inputs_.values[t], start, bucket.layout.tensor(i).size(),
+                               &inspections_[t]);
       }
+    }
+    device_.Finish();
+    Findings found;
+    Hasher starts;
+    for (size_t t = 0; t < inspections_.size(); ++t) {
+      const Inspection& of_tensor = inspections_[t];
+      if (!of_tensor.finite && found.bad == kNoTensor) found.bad = static_cast<int64_t>(t);
+      found.zero = found.zero && of_tensor.zero;
+      starts.Add(of_tensor.start);
     }
     found.starts = inputs_.starts == nullptr ? tensors_.starts_checksum : starts.hash();
     return found;
@@ -206,7 +189,7 @@ class SyncCall::State {
   }
 
   AllreduceCall Prepare(const Place& place, const Fusion& fusion, const Ends& ends) {
-    return AllreduceCall(place.transport, place.workspace, fusion, options_.reduce.algorithm, ends);
+    return AllreduceCall(place.bulk, place.workspace, fusion, options_.reduce.algorithm, ends);
   }
 
   // Writes as it goes: a change is read before anything that was read for it is written.
@@ -215,7 +198,7 @@ class SyncCall::State {
                              char* to) {
       const int64_t at = begin * kernels.item_bytes;
       if (counts_as_zero_) {
-        std::memset(to, 0, Bytes(kernels, count));
+        kernels.Zero(count, to);
       } else {
         Delta(kernels, t, at, count, to);
       }
@@ -226,12 +209,12 @@ class SyncCall::State {
       const int64_t at = begin * kernels.item_bytes;
       char* value = static_cast<char*>(tensors_.new_values[t]) + at;
       if (inputs_.starts == nullptr) {
-        std::memcpy(value, from, Bytes(kernels, count));
+        kernels.Copy(from, count, value);
       } else {
-        kernels.apply(At(inputs_.starts[t], at), from, count, value);
+        kernels.Apply(At(inputs_.starts[t], at), from, count, value);
       }
       if (tensors_.new_starts == nullptr || keeps_starts_) return;
-      std::memcpy(static_cast<char*>(tensors_.new_starts[t]) + at, value, Bytes(kernels, count));
+      kernels.Copy(value, count, static_cast<char*>(tensors_.new_starts[t]) + at);
     };
     return {fill, emit};
   }
@@ -239,13 +222,13 @@ class SyncCall::State {
   Ends StateEnds() {
     const auto fill = [this](const Kernels& kernels, int64_t t, int64_t begin, int64_t count,
                              char* to) {
-      std::memcpy(to, At(inputs_.states[t], begin * kernels.item_bytes), Bytes(kernels, count));
+      kernels.Copy(At(inputs_.states[t], begin * kernels.item_bytes), count, to);
     };
     const auto emit = [this](const Kernels& kernels, int64_t t, int64_t begin, int64_t count,
                              const char* from) {
       touched_ = true;
-      std::memcpy(static_cast<char*>(tensors_.new_states[t]) + begin * kernels.item_bytes, from,
-                  Bytes(kernels, count));
+      kernels.Copy(from, count,
+                   static_cast<char*>(tensors_.new_states[t]) + begin * kernels.item_bytes);
     };
     return {fill, emit};
   }
@@ -279,20 +262,24 @@ class SyncCall::State {
     Keep(tensors_.state_specs, inputs_.states, tensors_.new_states);
   }
 
-  static void Keep(const std::vector<TensorSpec>& specs, const void* const* from, void* const* to) {
+  void Keep(const std::vector<TensorSpec>& specs, const void* const* from, void* const* to) const {
+    device_.EndBatch();
     for (size_t t = 0; to != nullptr && t < specs.size(); ++t) {
       if (from[t] == to[t] || specs[t].bytes() == 0) continue;
-      std::memcpy(to[t], from[t], static_cast<size_t>(specs[t].bytes()));
+      device_.kernels(specs[t].dtype).Copy(from[t], specs[t].count(), to[t]);
     }
+    device_.Finish();
   }
 
   const SyncTensors& tensors_;
   const SyncOptions& options_;
   const std::string& name_;
   const bool keeps_starts_;
+  Device& device_;
   Fusion deltas_;
   Fusion states_;
   Inputs inputs_;
+  std::vector<Inspection> inspections_;  // of each tensor
   bool is_small_ = false;
   bool counts_as_zero_ = false;
   bool touched_ = false;
@@ -307,8 +294,9 @@ SyncCall::SyncCall(const SyncTensors& tensors, const SyncOptions& options, const
 
 SyncCall::~SyncCall() = default;
 
-bool SyncCall::Round(Transport& transport, Workspace& workspace, SayingBuffers& saying_buffers) {
-  return state_->Round(transport, workspace, saying_buffers);
+bool SyncCall::Round(Transport& transport, Transport& bulk, Workspace& workspace,
+                     SayingBuffers& saying_buffers) {
+  return state_->Round(transport, bulk, workspace, saying_buffers);
 }
 
 void SyncCall::EndRound() { state_->EndRound(); }

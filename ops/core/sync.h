@@ -57,11 +57,13 @@ class SyncCall {
            bool keeps_starts);
   ~SyncCall();
 
-  // Collective. Returns whether there is another round. Throws Error(kDisagreement) on every rank
+  // Collective. transport: for what the ranks tell each other; bulk: for what is on the tensors'
+  // device, which the workspace is on too. Returns whether there is another round. Throws Error(kDisagreement) on every rank
   // where ranks differ in op, name, tensors or the contents of the starts, and
   // Error(kInvalidArgument) on every rank for a change that is not finite and may not be skipped;
   // then nothing is written in this round.
-  bool Round(Transport& transport, Workspace& workspace, SayingBuffers& saying_buffers);
+  bool Round(Transport& transport, Transport& bulk, Workspace& workspace,
+             SayingBuffers& saying_buffers);
   // After each round that has come to its end on all ranks.
   void EndRound();
   // Whether the round has not written anything yet, so that it can be done again.

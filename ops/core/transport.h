@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "host_memory.h"
@@ -71,6 +72,12 @@ class Transport {
   virtual std::unique_ptr<Transfer> Start(const void* send, int64_t send_bytes, int to,
                                           void* receive, int64_t receive_bytes, int from,
                                           int64_t piece_bytes, Stream stream) = 0;
+
+  // Whether messages can be sent from and received into the memory of devices of that kind.
+  virtual bool reads_device(const std::string& /*kind*/) const { return false; }
+  // Collective, before the first message of a bucket: what the ranks have to know of each other for
+  // that.
+  virtual void Connect() {}
 
   // Whether the ranks that live can go on when others die. Exchanges then throw Error(kRankLost)
   // where a rank has died or revoked them; of the following four nothing is called otherwise.

@@ -6,6 +6,7 @@
 #include <new>
 #include <string>
 
+#include "accelerator.h"
 #include "error.h"
 
 namespace adasum {
@@ -28,6 +29,7 @@ class ThreadTransport : public Transport {
   }
 
   bool shares_memory() const override { return world_.share_memory_; }
+  bool reads_device(const std::string&) const override { return world_.reads_devices_; }
   HostMemory* host_memory() override { return host_memory_.get(); }
 
   void SendReceive(const void* send, int64_t send_bytes, int to, void* receive,
@@ -162,7 +164,12 @@ class ThreadTransport : public Transport {
     box.posted.erase(place);
     message->state = Message::kCopying;
     lock.unlock();
-    std::memcpy(data, message->data, static_cast<size_t>(std::min(capacity, message->bytes)));
+    const void* bytes = message->data;
+    if (world_.reads_devices_) {
+      bytes = emulated::Reach(bytes);
+      data = emulated::Reach(data);
+    }
+    std::memcpy(data, bytes, static_cast<size_t>(std::min(capacity, message->bytes)));
     lock.lock();
     message->state = Message::kTaken;
     box.changed.notify_all();
@@ -194,9 +201,10 @@ class ThreadTransport : public Transport {
   std::unique_ptr<HostMemory> host_memory_;
 };
 
-ThreadWorld::ThreadWorld(const std::vector<int>& host_of, bool share_memory)
+ThreadWorld::ThreadWorld(const std::vector<int>& host_of, bool share_memory, bool reads_devices)
     : hosts_(Hosts::From(host_of)),
       share_memory_(share_memory),
+      reads_devices_(reads_devices),
       mailboxes_(host_of.size() * host_of.size()) {}
 
 std::unique_ptr<Transport> ThreadWorld::Join(int rank) {

@@ -17,7 +17,9 @@ namespace adasum {
 class ThreadWorld {
  public:
   // The ranks' pretended hosts, and whether the ranks of a host share memory or send messages.
-  ThreadWorld(const std::vector<int>& host_of, bool share_memory);
+  // reads_devices: messages may be in the memory of the emulated device, as in that of GPUs with a
+  // CUDA-aware MPI.
+  ThreadWorld(const std::vector<int>& host_of, bool share_memory, bool reads_devices = false);
 
   int size() const { return static_cast<int>(hosts_.host_of.size()); }
   // Called by each rank's thread, since it waits for the others.
@@ -53,6 +55,7 @@ class ThreadWorld {
 
   const Hosts hosts_;
   const bool share_memory_;
+  const bool reads_devices_;
   std::vector<Mailbox> mailboxes_;
   std::mutex mutex_;
   bool aborted_ = false;

@@ -1,4 +1,4 @@
-// The ops on the CPU: they hand tensors to the core's C API and turn its errors into TensorFlow's.
+// The ops on CPU and GPU: they hand tensors to the core's C API and turn its errors into TensorFlow's.
 
 #include <algorithm>
 #include <memory>
@@ -8,6 +8,7 @@
 
 #include "ops/core/c_api.h"
 #include "ops/tf/calls.h"
+#include "ops/tf/op_device.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
@@ -70,8 +71,11 @@ class AllreduceOp : public CollectiveOp {
                      ctx->forward_input_or_allocate_output({i}, i, ctx->input(i).shape(), &output));
       outputs.push_back(DataOf(*output));
     }
+    const OpDevice device(ctx);
+    AdasumReduceOptions options = options_;
+    options.device = device.get();
     OP_REQUIRES_OK(
-        ctx, ToStatus(adasum_allreduce(inputs.data(), outputs.data(), inputs.size(), &options_)));
+        ctx, ToStatus(adasum_allreduce(inputs.data(), outputs.data(), inputs.size(), &options)));
   }
 
  private:
@@ -93,8 +97,9 @@ class BroadcastOp : public CollectiveOp {
       Add(ctx->input(i), &inputs);
       outputs.push_back(DataOf(*output));
     }
+    const OpDevice device(ctx);
     OP_REQUIRES_OK(ctx, ToStatus(adasum_broadcast(inputs.data(), outputs.data(), inputs.size(),
-                                                  root_, call_name(), nullptr)));
+                                                  root_, call_name(), nullptr, device.get())));
   }
 
  private:
@@ -122,7 +127,9 @@ class AllgatherOp : public CollectiveOp {
       }
       return DataOf(*output);
     };
-    OP_REQUIRES_OK(ctx, ToStatus(adasum_allgather(input.data(), allocate, ctx, call_name())));
+    const OpDevice device(ctx);
+    OP_REQUIRES_OK(ctx, ToStatus(adasum_allgather(input.data(), allocate, ctx, call_name(),
+                                                  device.get())));
   }
 };
 
@@ -237,8 +244,11 @@ class SyncOp : public CollectiveOp {
       Add(variables[2 * count_ + i], &states);
       new_states.push_back(variables.next(2 * count_ + i));
     }
+    const OpDevice device(ctx);
+    AdasumReduceOptions reduce = reduce_;
+    reduce.device = device.get();
     const AdasumSyncOptions options{
-        reduce_,          ctx->input(states_end).scalar<bool>()(),        flush_,
+        reduce,           ctx->input(states_end).scalar<bool>()(),        flush_,
         raise_nonfinite_, ctx->input(states_end + 1).scalar<int64_t>()(), flight_};
     const AdasumSyncTensors tensors{count_,
                                     values.data(),
@@ -292,8 +302,9 @@ class BroadcastVariablesOp : public CollectiveOp {
       outputs.push_back(variables.next(i));
     }
     int changed = 0;
+    const OpDevice device(ctx);
     OP_REQUIRES_OK(ctx, ToStatus(adasum_broadcast(values.data(), outputs.data(), values.size(),
-                                                  root_, call_name(), &changed)));
+                                                  root_, call_name(), &changed, device.get())));
     variables.Commit();
     OutputScalar<bool>(ctx, 0, changed != 0);
   }
@@ -323,6 +334,39 @@ REGISTER_KERNEL_BUILDER(Name("AdasumBroadcastVariables").Device(tensorflow::DEVI
 REGISTER_KERNEL_BUILDER(Name("AdasumAllgather").Device(tensorflow::DEVICE_CPU), AllgatherOp);
 REGISTER_KERNEL_BUILDER(Name("AdasumBarrier").Device(tensorflow::DEVICE_CPU), BarrierOp);
 REGISTER_KERNEL_BUILDER(Name("AdasumPlace").Device(tensorflow::DEVICE_CPU), PlaceOp);
+
+#ifdef ADASUM_CUDA
+// What says where variables are, and numbers that the host reads or writes, stay in its memory.
+REGISTER_KERNEL_BUILDER(Name("AdasumAllreduce").Device(tensorflow::DEVICE_GPU).HostMemory("order"),
+                        AllreduceOp);
+REGISTER_KERNEL_BUILDER(Name("AdasumSync")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("variables")
+                            .HostMemory("starts")
+                            .HostMemory("states")
+                            .HostMemory("pending")
+                            .HostMemory("skips_in_a_row")
+                            .HostMemory("order")
+                            .HostMemory("syncs")
+                            .HostMemory("skipped")
+                            .HostMemory("orthogonality"),
+                        SyncOp);
+REGISTER_KERNEL_BUILDER(Name("AdasumBroadcast").Device(tensorflow::DEVICE_GPU).HostMemory("order"),
+                        BroadcastOp);
+REGISTER_KERNEL_BUILDER(Name("AdasumBroadcastVariables")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("variables")
+                            .HostMemory("order")
+                            .HostMemory("changed"),
+                        BroadcastVariablesOp);
+REGISTER_KERNEL_BUILDER(Name("AdasumAllgather").Device(tensorflow::DEVICE_GPU).HostMemory("order"),
+                        AllgatherOp);
+REGISTER_KERNEL_BUILDER(Name("AdasumBarrier").Device(tensorflow::DEVICE_GPU).HostMemory("order"),
+                        BarrierOp);
+REGISTER_KERNEL_BUILDER(
+    Name("AdasumPlace").Device(tensorflow::DEVICE_GPU).HostMemory("rank").HostMemory("size"),
+    PlaceOp);
+#endif
 
 }  // namespace
 }  // namespace tf_adasum

@@ -1,8 +1,7 @@
 // What runs when a function that was compiled with jit_compile=True comes to one of the ops: the
-// handlers of XLA's custom calls (typed FFI), for memory of the host. They call the core. See
-// xla_kernels.cc.
+// handlers of XLA's custom calls (typed FFI), for memory of the host and of GPUs. They call the core.
+// See xla_kernels.cc.
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -23,13 +22,28 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// The operands and results of a custom call. `get` fails for no index that there is.
+// The operands and results of a custom call, and where they are; null for the host. `get` fails for
+// no index that there is.
 struct Buffers {
   ffi::RemainingArgs operands;
   ffi::RemainingRets results;
+  const AdasumDevice* device;
 
   ffi::AnyBuffer operand(size_t i) const { return operands.get<ffi::AnyBuffer>(i).value(); }
   void* result(size_t i) const { return (*results.get<ffi::AnyBuffer>(i).value()).untyped_data(); }
+
+  // A number.
+  template <typename T>
+  absl::Status Read(size_t i, T* number) const {
+    return ToStatus(
+        adasum_device_copy(device, number, operand(i).untyped_data(), sizeof(T), false));
+  }
+  // A result.
+  template <typename T>
+  absl::Status Write(size_t i, const T* numbers, size_t count) const {
+    return ToStatus(adasum_device_copy(device, result(i), numbers,
+                                       static_cast<int64_t>(count * sizeof(T)), true));
+  }
 
   // names: none, or one for each, as in the attribute "names".
   absl::Status View(size_t begin, size_t count, TensorViews* views,
@@ -61,9 +75,9 @@ ffi::Error ToFfi(const absl::Status& status) {
 
 // What Attributes::Reduce gives.
 AdasumReduceOptions ToOptions(int64_t op, int64_t algorithm, int64_t fusion_threshold,
-                              const std::string& name) {
-  return {static_cast<int32_t>(op), static_cast<int32_t>(algorithm), fusion_threshold,
-          name.c_str()};
+                              const std::string& name, const AdasumDevice* device) {
+  return {static_cast<int32_t>(op), static_cast<int32_t>(algorithm), fusion_threshold, name.c_str(),
+          device};
 }
 
 absl::Status Allreduce(const Buffers& buffers, int64_t count, const AdasumReduceOptions& options) {
@@ -80,9 +94,9 @@ absl::Status Broadcast(const Buffers& buffers, int64_t count, int64_t root, absl
   int changed = 0;
   TF_RETURN_IF_ERROR(
       ToStatus(adasum_broadcast(tensors.data(), buffers.Results(0, count).data(), count,
-                                static_cast<int>(root), name.c_str(), &changed)));
-  *static_cast<bool*>(buffers.result(count)) = changed != 0;
-  return absl::OkStatus();
+                                static_cast<int>(root), name.c_str(), &changed, buffers.device)));
+  const bool differed = changed != 0;
+  return buffers.Write(count, &differed, 1);
 }
 
 absl::Status Barrier(const std::string& name) { return ToStatus(adasum_barrier(name.c_str())); }
@@ -103,13 +117,12 @@ absl::Status SyncBuffers(const Buffers& buffers, int64_t count, int64_t state_co
   const std::vector<void*> new_states = buffers.Results(states_at, state_count);
 
   const int64_t scalars_at = 2 * count + state_count;
-  const AdasumSyncOptions options{
-      reduce,
-      *static_cast<const bool*>(buffers.operand(scalars_at).untyped_data()),
-      flush,
-      raise_nonfinite,
-      *static_cast<const int64_t*>(buffers.operand(scalars_at + 1).untyped_data()),
-      flight};
+  bool pending = false;
+  int64_t skips_in_a_row = 0;
+  TF_RETURN_IF_ERROR(buffers.Read(scalars_at, &pending));
+  TF_RETURN_IF_ERROR(buffers.Read(scalars_at + 1, &skips_in_a_row));
+  const AdasumSyncOptions options{reduce,          pending,        flush,
+                                  raise_nonfinite, skips_in_a_row, flight};
   const AdasumSyncTensors tensors{count,
                                   values.data(),
                                   starts.data(),
@@ -122,79 +135,116 @@ absl::Status SyncBuffers(const Buffers& buffers, int64_t count, int64_t state_co
   std::vector<double> orthogonality(count);
   TF_RETURN_IF_ERROR(Sync(tensors, options, &result, orthogonality.data()));
   const int64_t results_at = states_at + state_count;
-  *static_cast<int64_t*>(buffers.result(results_at)) = result.syncs;
-  *static_cast<bool*>(buffers.result(results_at + 1)) = result.skipped != 0;
-  std::copy(orthogonality.begin(), orthogonality.end(),
-            static_cast<float*>(buffers.result(results_at + 2)));
-  return absl::OkStatus();
+  const bool skipped = result.skipped != 0;
+  const std::vector<float> narrow(orthogonality.begin(), orthogonality.end());
+  TF_RETURN_IF_ERROR(buffers.Write(results_at, &result.syncs, 1));
+  TF_RETURN_IF_ERROR(buffers.Write(results_at + 1, &skipped, 1));
+  return buffers.Write(results_at + 2, narrow.data(), narrow.size());
 }
 
-XLA_FFI_DEFINE_HANDLER(
-    kAllreduce,
-    [](ffi::RemainingArgs operands, ffi::RemainingRets results, int64_t count, int64_t op,
-       int64_t algorithm, int64_t fusion_threshold, std::string_view call_name) {
-      const std::string name(call_name);
-      return ToFfi(
-          Allreduce({operands, results}, count, ToOptions(op, algorithm, fusion_threshold, name)));
-    },
-    ffi::Ffi::Bind()
-        .RemainingArgs()
-        .RemainingRets()
-        .Attr<int64_t>("count")
-        .Attr<int64_t>("op")
-        .Attr<int64_t>("algorithm")
-        .Attr<int64_t>("fusion_threshold")
-        .Attr<std::string_view>("call_name"));
+// A handler for each kind of memory: that for GPUs gets the stream too.
 
-XLA_FFI_DEFINE_HANDLER(
-    kBroadcast,
-    [](ffi::RemainingArgs operands, ffi::RemainingRets results, int64_t count, int64_t root,
-       std::string_view names, std::string_view name) {
-      return ToFfi(Broadcast({operands, results}, count, root, names, std::string(name)));
-    },
-    ffi::Ffi::Bind()
-        .RemainingArgs()
-        .RemainingRets()
-        .Attr<int64_t>("count")
-        .Attr<int64_t>("root")
-        .Attr<std::string_view>("names")
-        .Attr<std::string_view>("call_name"));
 
-XLA_FFI_DEFINE_HANDLER(
-    kBarrier,
-    [](ffi::RemainingArgs, ffi::RemainingRets, std::string_view name) {
-      return ToFfi(Barrier(std::string(name)));
-    },
-    ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attr<std::string_view>("call_name"));
+ffi::Error RunAllreduce(const AdasumDevice* device, ffi::RemainingArgs operands,
+                        ffi::RemainingRets results, int64_t count, int64_t op, int64_t algorithm,
+                        int64_t fusion_threshold, std::string_view call_name) {
+  const std::string name(call_name);
+  return ToFfi(Allreduce({operands, results, device}, count,
+                         ToOptions(op, algorithm, fusion_threshold, name, device)));
+}
 
-XLA_FFI_DEFINE_HANDLER(
-    kSync,
-    [](ffi::RemainingArgs operands, ffi::RemainingRets results, int64_t count, int64_t state_count,
-       int64_t op, int64_t algorithm, int64_t fusion_threshold, bool flush, int64_t flight,
-       bool raise_nonfinite, std::string_view names, std::string_view call_name) {
-      const std::string name(call_name);
-      return ToFfi(SyncBuffers({operands, results}, count, state_count,
-                               ToOptions(op, algorithm, fusion_threshold, name), flush, flight,
-                               raise_nonfinite, names));
-    },
-    ffi::Ffi::Bind()
-        .RemainingArgs()
-        .RemainingRets()
-        .Attr<int64_t>("count")
-        .Attr<int64_t>("state_count")
-        .Attr<int64_t>("op")
-        .Attr<int64_t>("algorithm")
-        .Attr<int64_t>("fusion_threshold")
-        .Attr<bool>("flush")
-        .Attr<int64_t>("flight")
-        .Attr<bool>("raise_nonfinite")
-        .Attr<std::string_view>("names")
-        .Attr<std::string_view>("call_name"));
+ffi::Error RunBroadcast(const AdasumDevice* device, ffi::RemainingArgs operands,
+                        ffi::RemainingRets results, int64_t count, int64_t root,
+                        std::string_view names, std::string_view name) {
+  return ToFfi(Broadcast({operands, results, device}, count, root, names, std::string(name)));
+}
 
-XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), "tf_adasum.allreduce", "Host", kAllreduce);
-XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), "tf_adasum.broadcast", "Host", kBroadcast);
-XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), "tf_adasum.barrier", "Host", kBarrier);
-XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), "tf_adasum.sync", "Host", kSync);
+ffi::Error RunBarrier(const AdasumDevice*, ffi::RemainingArgs, ffi::RemainingRets,
+                      std::string_view name) {
+  return ToFfi(Barrier(std::string(name)));
+}
+
+ffi::Error RunSync(const AdasumDevice* device, ffi::RemainingArgs operands,
+                   ffi::RemainingRets results, int64_t count, int64_t state_count, int64_t op,
+                   int64_t algorithm, int64_t fusion_threshold, bool flush, int64_t flight,
+                   bool raise_nonfinite, std::string_view names, std::string_view call_name) {
+  const std::string name(call_name);
+  return ToFfi(SyncBuffers({operands, results, device}, count, state_count,
+                           ToOptions(op, algorithm, fusion_threshold, name, device), flush, flight,
+                           raise_nonfinite, names));
+}
+
+// What follows the stream, if there is one.
+
+template <typename Binding>
+auto BindAllreduce(Binding binding) {
+  return binding.RemainingArgs()
+      .RemainingRets()
+      .template Attr<int64_t>("count")
+      .template Attr<int64_t>("op")
+      .template Attr<int64_t>("algorithm")
+      .template Attr<int64_t>("fusion_threshold")
+      .template Attr<std::string_view>("call_name");
+}
+
+template <typename Binding>
+auto BindBroadcast(Binding binding) {
+  return binding.RemainingArgs()
+      .RemainingRets()
+      .template Attr<int64_t>("count")
+      .template Attr<int64_t>("root")
+      .template Attr<std::string_view>("names")
+      .template Attr<std::string_view>("call_name");
+}
+
+template <typename Binding>
+auto BindBarrier(Binding binding) {
+  return binding.RemainingArgs().RemainingRets().template Attr<std::string_view>("call_name");
+}
+
+template <typename Binding>
+auto BindSync(Binding binding) {
+  return binding.RemainingArgs()
+      .RemainingRets()
+      .template Attr<int64_t>("count")
+      .template Attr<int64_t>("state_count")
+      .template Attr<int64_t>("op")
+      .template Attr<int64_t>("algorithm")
+      .template Attr<int64_t>("fusion_threshold")
+      .template Attr<bool>("flush")
+      .template Attr<int64_t>("flight")
+      .template Attr<bool>("raise_nonfinite")
+      .template Attr<std::string_view>("names")
+      .template Attr<std::string_view>("call_name");
+}
+
+#define ADASUM_HOST_HANDLER(what, target)                                                      \
+  XLA_FFI_DEFINE_HANDLER(                                                                      \
+      kHost##what, [](auto... given) { return Run##what(nullptr, given...); },                 \
+      Bind##what(ffi::Ffi::Bind()));                                                           \
+  XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), "tf_adasum." target, "Host", kHost##what)
+
+ADASUM_HOST_HANDLER(Allreduce, "allreduce");
+ADASUM_HOST_HANDLER(Broadcast, "broadcast");
+ADASUM_HOST_HANDLER(Barrier, "barrier");
+ADASUM_HOST_HANDLER(Sync, "sync");
+
+#ifdef ADASUM_CUDA
+#define ADASUM_CUDA_HANDLER(what, target)                                                      \
+  XLA_FFI_DEFINE_HANDLER(                                                                      \
+      kCuda##what,                                                                             \
+      [](void* stream, auto... given) {                                                        \
+        const AdasumDevice device{ADASUM_CUDA, stream, nullptr, nullptr, nullptr};             \
+        return Run##what(&device, given...);                                                   \
+      },                                                                                       \
+      Bind##what(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void*>>()));                         \
+  XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), "tf_adasum." target, "CUDA", kCuda##what)
+
+ADASUM_CUDA_HANDLER(Allreduce, "allreduce");
+ADASUM_CUDA_HANDLER(Broadcast, "broadcast");
+ADASUM_CUDA_HANDLER(Barrier, "barrier");
+ADASUM_CUDA_HANDLER(Sync, "sync");
+#endif
 
 }  // namespace
 }  // namespace tf_adasum

@@ -39,7 +39,11 @@ using tensorflow::XlaOpKernelContext;
 constexpr char kInstead[] = "Use jit_compile=False (model.compile(..., jit_compile=False)).";
 
 bool HasHandlers(const XlaOpKernelContext& ctx) {
-  return ctx.compiler()->options().device_type.type_string() == tensorflow::DEVICE_CPU_XLA_JIT;
+  const std::string& device = ctx.compiler()->options().device_type.type_string();
+#ifdef ADASUM_CUDA
+  if (device == tensorflow::DEVICE_GPU_XLA_JIT) return true;
+#endif
+  return device == tensorflow::DEVICE_CPU_XLA_JIT;
 }
 
 // The attributes of a custom call, as the text of a dictionary of MLIR's.
@@ -152,7 +156,7 @@ class CollectiveOp : public XlaOpKernel {
                     Attributes attributes, std::vector<xla::XlaOp>* outputs) const {
     if (!HasHandlers(*ctx)) {
       return absl::UnimplementedError(
-          absl::StrCat(type_string(), " can be compiled by XLA for the CPU only, this is for ",
+          absl::StrCat(type_string(), " was not built for what XLA compiles for here, ",
                        ctx->compiler()->options().device_type.type_string(), ". ", kInstead));
     }
     if (order_count_ != 1) {

@@ -163,7 +163,7 @@ bool BreakOutputs(Random& random, void**& outputs, const TensorList& list) {
 AdasumReduceOptions RandomOptions(Random& random) {
   return {static_cast<int32_t>(random.Below(3)), static_cast<int32_t>(random.Below(4)),
           random.Of<int64_t>({-1, -1, 0, 1, 100, 5000, 1 << 20, INT64_MAX}),
-          random.Of<const char*>({nullptr, "", "a name"})};
+          random.Of<const char*>({nullptr, "", "a name"}), nullptr};
 }
 
 void BreakOptions(Random& random, AdasumReduceOptions& options) {

@@ -298,7 +298,8 @@ class World {
     }
     const int code =
         adasum_broadcast(list.tensors, list.outputs, list.count, root,
-                         random.OneIn(2) ? nullptr : "name", random.OneIn(2) ? nullptr : &changed);
+                         random.OneIn(2) ? nullptr : "name", random.OneIn(2) ? nullptr : &changed,
+                         nullptr);
     Expect("broadcast", code, {refused ? ADASUM_INVALID_ARGUMENT : ADASUM_OK});
     if (refused) return;
     if (changed) Fail("broadcast changed what root has");
@@ -342,7 +343,7 @@ class World {
       }
     }
     const int code =
-        adasum_allgather(tensor, allocate, &context, random.OneIn(2) ? nullptr : "name");
+        adasum_allgather(tensor, allocate, &context, random.OneIn(2) ? nullptr : "name", nullptr);
     Expect("allgather", code, wanted);
     if (code != ADASUM_OK) return;
     if (context.rows != shapes[0].dims[0]) Fail("allgather asked for other rows");

@@ -1,6 +1,7 @@
 // Runs the core's collectives on ranks that are threads, and holds every result against its
 // definition: SECONDS [SEED [FIRST_CASE]]. Built for a sanitizer, which sees what results do not
-// show.
+// show; and for a GPU, where with DEVICE=cuda in the environment all tensors of reductions are
+// there. Otherwise those of some cases are on the emulated device.
 #include <signal.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include <string>
 #include <thread>
 
+#include "ops/core/devices.h"
 #include "steps.h"
 
 namespace core_test {
@@ -35,8 +37,18 @@ void EndHangingCase(int) {
   _exit(1);
 }
 
+bool UsesCuda() {
+  static const char* const device = std::getenv("DEVICE");
+  return device != nullptr && std::strcmp(device, "cuda") == 0;
+}
+
+std::unique_ptr<adasum::Device> MakeDevice() {
+  return adasum::MakeDevice({UsesCuda() ? ADASUM_CUDA : ADASUM_EMULATED, nullptr, nullptr, nullptr,
+                             nullptr});
+}
+
 World RandomWorld(Random& random, uint64_t number) {
-  World world{{}, number / kMostRanks % 2 == 0};
+  World world{{}, number / kMostRanks % 2 == 0, UsesCuda() || random.OneIn(3)};
   const int ranks = static_cast<int>(number % kMostRanks) + 1;
   const int64_t hosts = random.OneIn(2) ? 1 : random.Between(1, ranks);
   // One block of ranks after the other, or in any order.
@@ -82,7 +94,9 @@ void RunCase(uint64_t seed, uint64_t number, Counts& counts) {
   std::snprintf(case_text, sizeof case_text,
                 "seed %llu, case %llu: hosts%s, %s: ", static_cast<unsigned long long>(seed),
                 static_cast<unsigned long long>(number), hosts.c_str(),
-                world.share_memory ? "shared memory" : "messages");
+                world.on_device      ? "device"
+                : world.share_memory ? "shared memory"
+                                     : "messages");
   alarm(kMostSeconds);
   std::vector<std::unique_ptr<Step>> steps;
   const int64_t length = random.Between(1, 5);
@@ -90,19 +104,25 @@ void RunCase(uint64_t seed, uint64_t number, Counts& counts) {
   const bool aborts = world.size() > 1 && random.OneIn(6);
   if (aborts) steps.push_back(MakeAbort(random, world));
 
-  adasum::ThreadWorld joined(world.host_of, world.share_memory);
+  // Messages from and into the emulated device's memory, or through the host's.
+  const bool reads_devices = world.on_device && !UsesCuda() && random.OneIn(2);
+  adasum::ThreadWorld joined(world.host_of, world.share_memory, reads_devices);
   adasum::ThreadWorld beside(world.host_of, world.share_memory);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world.size(); ++rank) {
     threads.emplace_back([&, rank] {
       const char* step_name = "joining";
       try {
+        // What is there is given back before.
+        std::unique_ptr<adasum::Device> device;
+        if (world.on_device) device = MakeDevice();
         const std::shared_ptr<adasum::Transport> transport = joined.Join(rank);
         const auto watchdog = std::make_shared<adasum::Watchdog>(transport, kPatience, [] {});
         adasum::Communicator communicator(transport, watchdog);
         adasum::Flights flights(std::make_unique<adasum::Communicator>(beside.Join(rank), watchdog,
                                                                        adasum::Watchdog::kBeside));
-        Place place{rank, joined, communicator, flights};
+        adasum::Device& where = device == nullptr ? adasum::HostDevice() : *device;
+        Place place{rank, joined, communicator, flights, where};
         for (const auto& step : steps) {
           step_name = step->name();
           step->Run(place);

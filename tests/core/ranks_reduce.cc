@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "expected.h"
+#include "placed.h"
 #include "steps.h"
 
 namespace core_test {
@@ -51,8 +52,13 @@ class Allreduce : public Step {
   void Run(Place& place) override {
     Tensors& inputs = inputs_[place.rank];
     Tensors& outputs = in_place_ ? inputs : outputs_[place.rank];
-    place.communicator.Allreduce(SpecsOf(inputs), Read(inputs).data(), Write(outputs).data(),
-                                 options_, "allreduce");
+    ReduceOptions options = options_;
+    options.device = &place.device;
+    Placed from(place.device, inputs), to(place.device, outputs);
+    Placed& written = in_place_ ? from : to;
+    place.communicator.Allreduce(SpecsOf(inputs), from.read(), written.write(), options,
+                                 "allreduce");
+    written.Return();
     if (in_place_) outputs_[place.rank] = inputs;
   }
 
@@ -198,8 +204,11 @@ void CheckReduced(const ReduceOptions& options, const World& world,
   // way.
   const double allowed = 8 * world.size() * Precision(dtype) * norms;
   const double error = Norm(Difference(got, want));
-  Require(error <= allowed, what + ", " + NameOf(dtype) + ": the error is " +
-                                std::to_string(error) + " and may be " + std::to_string(allowed));
+  Require(error <= allowed,
+          what + ", " + NameOf(dtype) + ", op " + std::to_string(static_cast<int>(options.op)) +
+              ", algorithm " + std::to_string(static_cast<int>(options.algorithm)) +
+              ", buckets of " + std::to_string(options.fusion_threshold) + ": the error is " +
+              std::to_string(error) + " and may be " + std::to_string(allowed));
 }
 
 std::unique_ptr<Step> MakeAllreduce(Random& random, const World& world) {

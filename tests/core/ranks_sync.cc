@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "expected.h"
+#include "placed.h"
 #include "steps.h"
 
 namespace core_test {
@@ -95,26 +96,35 @@ class Sync : public Step {
     Rank& rank = ranks_[place.rank];
     Weights& from = rank.weights;
     Weights& to = rank.in_place ? from : rank.result;
-    const std::vector<const void*> values = Read(from.values), starts = Read(from.starts),
-                                   states = Read(from.states);
-    const std::vector<void*> new_values = Write(to.values), new_starts = Write(to.starts),
-                             new_states = Write(to.states);
-    const SyncTensors tensors{SpecsOf(from.values),
-                              values.data(),
-                              values_are_changes_ ? nullptr : starts.data(),
-                              new_values.data(),
-                              rank.writes_starts ? new_starts.data() : nullptr,
-                              SpecsOf(from.states),
-                              states.data(),
-                              new_states.data(),
-                              77};
-    const SyncOptions options{reduce_, rank.pending, flush_, raise_, rank.skips};
+    adasum::Device& device = place.device;
+    Placed values(device, from.values), starts(device, from.starts), states(device, from.states);
+    Placed new_values(device, to.values), new_starts(device, to.starts),
+        new_states(device, to.states);
+    const auto written = [&](Placed& before, Placed& apart) -> Placed& {
+      return rank.in_place ? before : apart;
+    };
+    const SyncTensors tensors{
+        SpecsOf(from.values),
+        values.read(),
+        values_are_changes_ ? nullptr : starts.read(),
+        written(values, new_values).write(),
+        rank.writes_starts ? written(starts, new_starts).write() : nullptr,
+        SpecsOf(from.states),
+        states.read(),
+        written(states, new_states).write(),
+        77};
+    adasum::ReduceOptions reduce = reduce_;
+    reduce.device = &device;
+    const SyncOptions options{reduce, rank.pending, flush_, raise_, rank.skips};
     const auto sync = [&] { rank.done = place.communicator.Sync(tensors, options, "sync"); };
     if (is_error_) {
       ExpectError(ErrorKind::kInvalidArgument, "a sync of NaN", sync);
     } else {
       sync();
     }
+    written(values, new_values).Return();
+    written(starts, new_starts).Return();
+    written(states, new_states).Return();
     if (rank.in_place) rank.result = from;
   }
 
@@ -216,7 +226,7 @@ class Sync : public Step {
   }
 
   void CheckIdentical(const SyncResult& done, bool are_identical) const {
-    if (world_.hosts() == 1 && world_.share_memory) {
+    if (world_.hosts() == 1 && world_.share_memory && !world_.on_device) {
       // Otherwise a rank knows of the pairs that it took part in.
       Require(done.report.identical() == ranks_[0].done.report.identical(),
               "the ranks know of different changes");
@@ -335,17 +345,14 @@ class UnevenSyncs : public Step {
         rounds_.Train(rank, round);
         rounds_.Note(rank, round, own.values, own.starts);
       }
-      const std::vector<const void*> values = Read(own.values), starts = Read(own.starts);
-      const std::vector<void*> new_values = Write(own.values), new_starts = Write(own.starts);
-      const SyncTensors tensors{SpecsOf(own.values),
-                                values.data(),
-                                starts.data(),
-                                new_values.data(),
-                                new_starts.data(),
-                                {},
-                                nullptr,
-                                nullptr};
-      done_[rank] = place.communicator.Sync(tensors, {options_, pending, flush, true, 0}, "uneven");
+      Placed values(place.device, own.values), starts(place.device, own.starts);
+      const SyncTensors tensors{SpecsOf(own.values), values.read(), starts.read(), values.write(),
+                                starts.write(),      {},            nullptr,       nullptr};
+      adasum::ReduceOptions options = options_;
+      options.device = &place.device;
+      done_[rank] = place.communicator.Sync(tensors, {options, pending, flush, true, 0}, "uneven");
+      values.Return();
+      starts.Return();
     }
   }
 

@@ -19,6 +19,7 @@ namespace core_test {
 struct World {
   std::vector<int> host_of;
   bool share_memory;
+  bool on_device = false;  // the tensors of reductions
   int size() const { return static_cast<int>(host_of.size()); }
   size_t hosts() const { return std::set<int>(host_of.begin(), host_of.end()).size(); }
 };
@@ -29,6 +30,7 @@ struct Place {
   adasum::ThreadWorld& world;
   adasum::Communicator& communicator;
   adasum::Flights& flights;
+  adasum::Device& device;  // where the tensors of reductions are
 };
 
 class Step {

@@ -1,0 +1,20 @@
+// What stands in for accelerator_cuda.cu where there is no CUDA.
+#ifndef ADASUM_CUDA
+
+#include "accelerator.h"
+#include "error.h"
+
+namespace adasum {
+
+bool HasCuda() { return false; }
+
+int CurrentCudaDevice() { return -1; }
+
+std::unique_ptr<Accelerator> MakeCudaAccelerator(const AcceleratorUser&) {
+  throw Error(ErrorKind::kState,
+              "tf_adasum was built without CUDA: install it again where nvcc is found (CUDA_HOME)");
+}
+
+}  // namespace adasum
+
+#endif  // ADASUM_CUDA
