@@ -6,7 +6,6 @@
 // Bytes are counted as the program sees them: what is read and what is written, each once.
 // TF_ADASUM_SIMD chooses a lower instruction set (plain, avx2).
 
-#include "ops/core/device.h"
 #include "ops/core/kernels.h"
 
 #include <algorithm>
@@ -16,6 +15,8 @@
 #include <functional>
 #include <string>
 #include <vector>
+
+#include "ops/core/device.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-"""`python -m tf_adasum demo`."""
+"""`python -m tf_adasum demo`, `python -m tf_adasum doctor`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import argparse
 import importlib
 import sys
 
-_COMMANDS = {"demo": "train a small network on real data, with and without Adasum, on 4 ranks"}
+_COMMANDS = {
+    "demo": "train a small network on real data, with and without Adasum, on 4 ranks",
+    "doctor": "say what was built, and what is here",
+}
 
 
 def main(argv: list[str]) -> int:

@@ -133,6 +133,8 @@ _PROTOTYPES = {
         [_DEVICE, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32],
     ),
     "adasum_has_cuda": (ctypes.c_int, []),
+    "adasum_cuda_devices": (ctypes.c_int, []),
+    "adasum_mpi_reads_cuda": (ctypes.c_int, []),
 }
 
 

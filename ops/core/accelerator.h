@@ -46,13 +46,14 @@ class Accelerator {
 // How the caller gives and takes back memory of the device, and the stream that its own work is in,
 // so that ours comes after what is in it already, and before what is not.
 struct AcceleratorUser {
-  void* stream = nullptr;  // cudaStream_t
+  void* stream = nullptr;                                     // cudaStream_t
   void* (*allocate)(int64_t bytes, void* context) = nullptr;  // null: the device's own
   void (*free)(void* memory, void* context) = nullptr;
   void* context = nullptr;
 };
 
-bool HasCuda();  // whether this library was built with it
+bool HasCuda();     // whether this library was built with it
+int CudaDevices();  // how many there are
 // The calling thread's; -1 where there is none.
 int CurrentCudaDevice();
 // Throws Error(kState) where there is no such device, or this library was built without CUDA.

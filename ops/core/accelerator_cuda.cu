@@ -19,8 +19,8 @@ using device::Operation;
 
 void Check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
-  throw Error(ErrorKind::kInternal, std::string("CUDA: ") + what + ": " +
-                                        cudaGetErrorName(error) + ", " + cudaGetErrorString(error));
+  throw Error(ErrorKind::kInternal, std::string("CUDA: ") + what + ": " + cudaGetErrorName(error) +
+                                        ", " + cudaGetErrorString(error));
 }
 
 template <Kind kKind, typename T>
@@ -146,8 +146,8 @@ class Cuda : public Accelerator {
       using T = decltype(item);
       const auto blocks = static_cast<unsigned>(launch.blocks);
       if constexpr (kKind >= Kind::kFirstOfMaps) {
-        MapBlocks<kKind, T><<<blocks, device::kThreads, 0, compute_>>>(launch.operations,
-                                                                       launch.of_block);
+        MapBlocks<kKind, T>
+            <<<blocks, device::kThreads, 0, compute_>>>(launch.operations, launch.of_block);
       } else {
         FindBlocks<kKind, T><<<blocks, device::kThreads, 0, compute_>>>(
             launch.operations, launch.of_block, launch.findings);
@@ -159,9 +159,8 @@ class Cuda : public Accelerator {
   Event Record(Stream stream) override {
     Use();
     cudaEvent_t event = events_->Take();
-    Event recorded(event, [events = events_](void* of) {
-      events->Return(static_cast<cudaEvent_t>(of));
-    });
+    Event recorded(event,
+                   [events = events_](void* of) { events->Return(static_cast<cudaEvent_t>(of)); });
     Check(cudaEventRecord(event, StreamOf(stream)), "an event");
     return recorded;
   }
@@ -204,6 +203,13 @@ class Cuda : public Accelerator {
 }  // namespace
 
 bool HasCuda() { return true; }
+
+int CudaDevices() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();
+  return 0;
+}
 
 int CurrentCudaDevice() {
   int device = -1;

@@ -1,6 +1,7 @@
 // A device that is none: its memory lies in this process where nothing can be read or written, and
 // once more where the emulation can. So code that takes the device's memory for the host's, or
-// forgets a copy, ends at once; and code that does not wait for a stream sees what was there before.
+// forgets a copy, ends at once; and code that does not wait for a stream sees what was there
+// before.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -93,8 +94,8 @@ class Memory {
   static constexpr int64_t kSize = int64_t{1} << 35;
 
   Memory() {
-    void* begin = mmap(nullptr, 2 * kSize, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                       -1, 0);
+    void* begin =
+        mmap(nullptr, 2 * kSize, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (begin == MAP_FAILED) throw std::bad_alloc();
     begin_ = static_cast<char*>(begin);
     holes_[0] = kSize;

@@ -1,5 +1,5 @@
 // What stands in for accelerator_cuda.cu where there is no CUDA.
-#ifndef ADASUM_CUDA
+#ifndef ADASUM_HAS_CUDA
 
 #include "accelerator.h"
 #include "error.h"
@@ -7,6 +7,8 @@
 namespace adasum {
 
 bool HasCuda() { return false; }
+
+int CudaDevices() { return 0; }
 
 int CurrentCudaDevice() { return -1; }
 
@@ -17,4 +19,4 @@ std::unique_ptr<Accelerator> MakeCudaAccelerator(const AcceleratorUser&) {
 
 }  // namespace adasum
 
-#endif  // ADASUM_CUDA
+#endif  // ADASUM_HAS_CUDA

@@ -94,12 +94,12 @@ class BucketCall {
         slice_(SliceOfMember(plan_.host.place)) {
     const Op in_host = bucket.op == Op::kAdasum ? plan_.in_host : bucket.op;
     if (plan_.host.size() > 1 && is_lane()) {
-      in_host_.emplace(context.device, bucket.kernels, bucket.layout, in_host, plan_.order, plan_.host.size(),
-                       slices_, plan_.host.place);
+      in_host_.emplace(context.device, bucket.kernels, bucket.layout, in_host, plan_.order,
+                       plan_.host.size(), slices_, plan_.host.place);
     }
     if (!plan_.rows.empty() && is_lane()) {
-      over_hosts_.emplace(context.transport, context.device, bucket.kernels, bucket.layout, bucket.op,
-                          Leaves{plan_.rows[plan_.host.place], plan_.weights}, slice_,
+      over_hosts_.emplace(context.transport, context.device, bucket.kernels, bucket.layout,
+                          bucket.op, Leaves{plan_.rows[plan_.host.place], plan_.weights}, slice_,
                           RvhBuffers{x_, received_}, stream());
     }
   }
@@ -365,8 +365,8 @@ class AllreduceCall::State {
         const Ends& ends)
       : fusion_(fusion),
         plan_(Plan::Make(transport, algorithm)),
-        context_{transport, workspace, workspace.device, plan_,   ends,    nullptr, 0,
-                 0,         0,         0,                nullptr, nullptr, nullptr} {
+        context_{transport, workspace, workspace.device, plan_,   ends,   nullptr, 0, 0,
+                 0,         0,         nullptr,          nullptr, nullptr} {
     const int members = plan_.host.size();
     for (const Bucket& bucket : fusion.buckets()) {
       const int64_t bytes = Buffer::Aligned(bucket.bytes());

@@ -25,14 +25,15 @@ namespace adasum {
 struct ReduceOptions {
   Op op = Op::kAdasum;
   Algorithm algorithm = Algorithm::kRvh;
-  int64_t fusion_threshold = 0;  // of a bucket, bytes
+  int64_t fusion_threshold = 0;    // of a bucket, bytes
   Device* device = &HostDevice();  // where the tensors are
 };
 
 // The size of a bucket where neither the user nor the environment names one, in bytes.
 int64_t DefaultFusionThreshold(const Transport& transport, const Device& device);
 
-// The memory of the calls of one transport with tensors on one device, and what its ranks have counted so far.
+// The memory of the calls of one transport with tensors on one device, and what its ranks have
+// counted so far.
 struct Workspace {
   explicit Workspace(Device& device)
       : device(device), buckets(device), scratch(device), received(device) {}

@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "arguments.h"
 #include "accelerator.h"
+#include "arguments.h"
 #include "communicator.h"
 #include "devices.h"
 #include "error.h"
@@ -319,8 +319,7 @@ int adasum_allreduce(const AdasumTensor* inputs, void* const* outputs, int64_t c
     const std::vector<TensorSpec> specs = SpecsOf(inputs, count, "tensor");
     CheckMemory(specs, outputs, "outputs");
     all->Allreduce(specs, DataOf(inputs, count).data(), outputs,
-                   OptionsOf(given, *all->transport(), DeviceOf(given.device)),
-                   TextOf(given.name));
+                   OptionsOf(given, *all->transport(), DeviceOf(given.device)), TextOf(given.name));
   });
 }
 
@@ -332,7 +331,8 @@ int adasum_sync(const AdasumSyncTensors* t, const AdasumSyncOptions* o, AdasumSy
     Given(o, "options");
     Given(result, "result");
     const adasum::SyncOptions options{
-        OptionsOf(o->reduce, *all->transport(), DeviceOf(o->reduce.device)), o->pending != 0, o->flush != 0, o->raise_nonfinite != 0, o->skips_in_a_row};
+        OptionsOf(o->reduce, *all->transport(), DeviceOf(o->reduce.device)), o->pending != 0,
+        o->flush != 0, o->raise_nonfinite != 0, o->skips_in_a_row};
     const std::vector<TensorSpec> specs = SpecsOf(t->values, t->count, "tensor");
     const std::vector<TensorSpec> states = SpecsOf(t->states, t->state_count, "averaged state");
     CheckMemory(specs, t->starts, "starts");
@@ -513,3 +513,7 @@ int adasum_device_copy(const AdasumDevice* device, void* to, const void* from, i
 }
 
 int adasum_has_cuda(void) { return adasum::HasCuda() ? 1 : 0; }
+
+int adasum_cuda_devices(void) { return adasum::CudaDevices(); }
+
+int adasum_mpi_reads_cuda(void) { return adasum::MpiReadsCuda() ? 1 : 0; }

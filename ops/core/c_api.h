@@ -218,8 +218,8 @@ ADASUM_EXPORT int adasum_barrier(const char* name);
 
 /* adasum_allreduce with ranks that are threads of this process. The ranks' tensors follow one
  * another in inputs and outputs, counts[r] of them for rank r. host_of[r] is rank r's pretended
- * host; null for one host. Needs no adasum_init. With ADASUM_EMULATED for a device, tensors are copied
- * there and back. */
+ * host; null for one host. Needs no adasum_init. With ADASUM_EMULATED for a device, tensors are
+ * copied there and back. */
 ADASUM_EXPORT int adasum_simulate(int ranks, const int32_t* host_of, const AdasumTensor* inputs,
                                   void* const* outputs, const int64_t* counts,
                                   const AdasumReduceOptions* options);
@@ -230,8 +230,11 @@ ADASUM_EXPORT int adasum_device_allocate(const AdasumDevice* device, int64_t byt
 ADASUM_EXPORT int adasum_device_free(const AdasumDevice* device, void* memory);
 ADASUM_EXPORT int adasum_device_copy(const AdasumDevice* device, void* to, const void* from,
                                      int64_t bytes, int32_t to_device);
-/* Whether this library was built with CUDA: 0 or 1. */
+/* Whether this library was built with CUDA: 0 or 1; and how many GPUs it finds here. */
 ADASUM_EXPORT int adasum_has_cuda(void);
+ADASUM_EXPORT int adasum_cuda_devices(void);
+/* Whether the MPI that is loaded says of itself that it reads and writes memory of GPUs: 0 or 1. */
+ADASUM_EXPORT int adasum_mpi_reads_cuda(void);
 
 #ifdef __cplusplus
 }

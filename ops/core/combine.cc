@@ -36,7 +36,6 @@ void Combiner::Measure(const Work& work, const std::vector<Pair>& pairs,
                        const OverRanks& over_ranks, const Visit& before) {
   work_ = &work;
   pairs_ = pairs;
-  device_.EndBatch();  // a pair may be what others have become
   if (op_ != Op::kAdasum) return;
   ComputeDots({}, over_ranks, before, dots_);
   coefficients_.resize(dots_.size());

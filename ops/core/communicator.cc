@@ -225,8 +225,7 @@ void Communicator::Allreduce(const std::vector<TensorSpec>& tensors, const void*
         kernels.Copy(static_cast<const char*>(inputs[t]) + begin * kernels.item_bytes, count, to);
       },
       [&](const Kernels& kernels, int64_t t, int64_t begin, int64_t count, const char* from) {
-        kernels.Copy(from, count,
-                     static_cast<char*>(results.to()[t]) + begin * kernels.item_bytes);
+        kernels.Copy(from, count, static_cast<char*>(results.to()[t]) + begin * kernels.item_bytes);
       }};
   UntilDone([&] {
     const WorkOnDevice work(device);
@@ -260,14 +259,13 @@ SyncResult Communicator::Sync(const SyncTensors& tensors, const SyncOptions& opt
   Device& device = *options.reduce.device;
   bool again = true;
   while (again) {
-    const Outcome outcome =
-        Attempt(
-            [&] {
-              const WorkOnDevice work(device);
-              again = call.Round(*current_, Bulk(device), On(device).workspace, *saying_buffers_);
-              device.Finish();
-            },
-            [&] { return call.untouched(); });
+    const Outcome outcome = Attempt(
+        [&] {
+          const WorkOnDevice work(device);
+          again = call.Round(*current_, Bulk(device), On(device).workspace, *saying_buffers_);
+          device.Finish();
+        },
+        [&] { return call.untouched(); });
     if (outcome == Outcome::kDone) {
       FaultPlace("commit");
       call.EndRound();

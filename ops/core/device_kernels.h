@@ -169,9 +169,8 @@ ADASUM_ALWAYS_INLINE void MapThread(const Operation& operation, const Block& blo
       return (x * c.scale_a * c.factor_a + y * c.scale_b * c.factor_b) * c.scale;
     });
   } else if constexpr (kKind == Kind::kCombine) {
-    MapElements<T>(operation, piece, thread, [c](T x, T y) {
-      return Store<T>(Load(x) * c.factor_a + Load(y) * c.factor_b);
-    });
+    MapElements<T>(operation, piece, thread,
+                   [c](T x, T y) { return Store<T>(Load(x) * c.factor_a + Load(y) * c.factor_b); });
   } else if constexpr (kKind == Kind::kAverage) {
     MapElements<T>(operation, piece, thread, [c](T x, T y) {
       const double a = Load(x), b = Load(y);

@@ -168,8 +168,8 @@ void DeviceTransport::Connect() {
   for (int r = 0; r < size(); ++r) {
     if (all[r] == kDirectText) continue;
     if (all[r] != kStagedText) {
-      throw Error(ErrorKind::kInvalidArgument, "TF_ADASUM_DEVICE_TRANSPORT of rank " +
-                                                   std::to_string(r) + " " + all[r]);
+      throw Error(ErrorKind::kInvalidArgument,
+                  "TF_ADASUM_DEVICE_TRANSPORT of rank " + std::to_string(r) + " " + all[r]);
     }
     way = Way::kStaged;
   }
@@ -229,9 +229,9 @@ void DeviceTransport::ReturnStaging(Staging staging) {
   constexpr size_t kMost = 8;
   free_.push_back(std::move(staging));
   if (free_.size() <= kMost) return;
-  const auto smallest = std::min_element(
-      free_.begin(), free_.end(),
-      [](const Staging& a, const Staging& b) { return a.bytes < b.bytes; });
+  const auto smallest =
+      std::min_element(free_.begin(), free_.end(),
+                       [](const Staging& a, const Staging& b) { return a.bytes < b.bytes; });
   accelerator_.Await(smallest->last_use);
   accelerator_.FreePinned(smallest->memory);
   free_.erase(smallest);

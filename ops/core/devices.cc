@@ -29,8 +29,8 @@ std::unique_ptr<Device> MakeDevice(const AdasumDevice& given) {
 
 Device& DeviceOf(const AdasumDevice* given) {
   if (given == nullptr || given->memory == ADASUM_HOST) return HostDevice();
-  using Key = std::tuple<int32_t, int, void*, void* (*)(int64_t, void*), void (*)(void*, void*),
-                         void*>;
+  using Key =
+      std::tuple<int32_t, int, void*, void* (*)(int64_t, void*), void (*)(void*, void*), void*>;
   // Never given back, since what they need may be gone by the end of the process.
   static auto* const devices = new std::map<Key, std::unique_ptr<Device>>();
   static std::mutex mutex;

@@ -13,9 +13,9 @@ enum class DType : int32_t { kOther = 0, kFloat16 = 1, kBFloat16 = 2, kFloat32 =
 
 // What a rank has to know of the change of a tensor, or of some of its elements.
 struct Inspection {
-  bool finite = true;      // no element of the change is infinite or NaN
-  bool zero = true;        // all of them are 0
-  uint64_t start = 0;      // a checksum of the tensor that the change begins at
+  bool finite = true;  // no element of the change is infinite or NaN
+  bool zero = true;    // all of them are 0
+  uint64_t start = 0;  // a checksum of the tensor that the change begins at
 };
 
 // Whether two vectors have the same bits, and whether there are others than zeros.

@@ -140,8 +140,7 @@ void QueuedDevice::EndBatch() {
   };
   const int64_t operations_bytes = Aligned(size_of(operations_));
   const int64_t table_bytes = operations_bytes + Aligned(size_of(blocks_));
-  const int64_t findings_bytes =
-      finds ? static_cast<int64_t>(blocks_.size() * sizeof(Finding)) : 0;
+  const int64_t findings_bytes = finds ? static_cast<int64_t>(blocks_.size() * sizeof(Finding)) : 0;
   const int64_t at = Take(table_bytes + Aligned(findings_bytes));
   char *pinned = arena_.pinned + at, *on_device = arena_.on_device + at;
   std::memcpy(pinned, operations_.data(), static_cast<size_t>(size_of(operations_)));
@@ -242,7 +241,8 @@ void QueuedDevice::CopyIn(char* to, const void* from, int64_t bytes) {
   if (bytes == 0) return;
   EndBatch();
   const std::unique_ptr<char, std::function<void(char*)>> pinned(
-      accelerator_->AllocatePinned(bytes), [this](char* memory) { accelerator_->FreePinned(memory); });
+      accelerator_->AllocatePinned(bytes),
+      [this](char* memory) { accelerator_->FreePinned(memory); });
   std::memcpy(pinned.get(), from, static_cast<size_t>(bytes));
   accelerator_->CopyIn(Accelerator::kCompute, to, pinned.get(), bytes);
   Finish();
@@ -252,7 +252,8 @@ void QueuedDevice::CopyOut(void* to, const char* from, int64_t bytes) {
   if (bytes == 0) return;
   EndBatch();
   const std::unique_ptr<char, std::function<void(char*)>> pinned(
-      accelerator_->AllocatePinned(bytes), [this](char* memory) { accelerator_->FreePinned(memory); });
+      accelerator_->AllocatePinned(bytes),
+      [this](char* memory) { accelerator_->FreePinned(memory); });
   accelerator_->CopyOut(Accelerator::kCompute, pinned.get(), from, bytes);
   Finish();
   std::memcpy(to, pinned.get(), static_cast<size_t>(bytes));

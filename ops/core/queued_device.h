@@ -44,9 +44,9 @@ class QueuedDevice : public Device {
   // What blocks have found out, or will have.
   struct Pending {
     device::Kind kind;
-    std::vector<Receiver> receivers;   // of each operation
+    std::vector<Receiver> receivers;  // of each operation
     std::vector<device::Block> blocks;
-    const device::Finding* findings;   // pinned
+    const device::Finding* findings;  // pinned
   };
   // Tables and findings, on the host and on the device: the same offsets in both.
   struct Arena {

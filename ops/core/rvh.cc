@@ -116,7 +116,8 @@ void Rvh::HalveAndCombine(const Level& level, const Level* next) {
   // A name of its own, since the next level's exchange starts before this one is combined.
   const std::unique_ptr<Transfer> exchanged = std::move(exchange_);
   const auto await = [&](Range piece) {
-    exchanged->AwaitPiece((piece.begin - mine.begin) * kernels_.item_bytes / kernels_.message_bytes);
+    exchanged->AwaitPiece((piece.begin - mine.begin) * kernels_.item_bytes /
+                          kernels_.message_bytes);
   };
   const auto over_ranks = [&](Reduction reduction, double* values, size_t count) {
     exchanged->Await();

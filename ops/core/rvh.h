@@ -16,9 +16,9 @@
 // group is all lanes of its leaves. order.h says what happens to a number of leaves that is no
 // power of two.
 //
-// Exchanges go in pieces of Kernels::message_bytes. Dot products begin with the first piece that comes; the half that the
-// next level sends is combined, and on its way, before the half that it keeps; on the way back a
-// part is read by the caller while the next one comes.
+// Exchanges go in pieces of Kernels::message_bytes. Dot products begin with the first piece that
+// comes; the half that the next level sends is combined, and on its way, before the half that it
+// keeps; on the way back a part is read by the caller while the next one comes.
 #ifndef TF_ADASUM_OPS_CORE_RVH_H_
 #define TF_ADASUM_OPS_CORE_RVH_H_
 

@@ -77,8 +77,8 @@ Report ReduceHere(const Transport& transport, Workspace& workspace, const Fusion
     std::vector<const char*> vectors;
     TensorNorms norms;
     const auto combine = [&](Op op, Order order, const std::vector<const char*>& of, char* out) {
-      Slices all(workspace.device, bucket.kernels, bucket.layout, op, order, static_cast<int>(of.size()),
-                 {bucket.layout.whole()}, 0);
+      Slices all(workspace.device, bucket.kernels, bucket.layout, op, order,
+                 static_cast<int>(of.size()), {bucket.layout.whole()}, 0);
       norms = all.Combine({of, 0, out, {}, {}}, scratch, {});
       report.all_equal = report.all_equal && all.all_equal();
       report.any_nonzero = report.any_nonzero || all.any_nonzero();

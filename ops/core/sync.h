@@ -58,10 +58,10 @@ class SyncCall {
   ~SyncCall();
 
   // Collective. transport: for what the ranks tell each other; bulk: for what is on the tensors'
-  // device, which the workspace is on too. Returns whether there is another round. Throws Error(kDisagreement) on every rank
-  // where ranks differ in op, name, tensors or the contents of the starts, and
-  // Error(kInvalidArgument) on every rank for a change that is not finite and may not be skipped;
-  // then nothing is written in this round.
+  // device, which the workspace is on too. Returns whether there is another round. Throws
+  // Error(kDisagreement) on every rank where ranks differ in op, name, tensors or the contents of
+  // the starts, and Error(kInvalidArgument) on every rank for a change that is not finite and may
+  // not be skipped; then nothing is written in this round.
   bool Round(Transport& transport, Transport& bulk, Workspace& workspace,
              SayingBuffers& saying_buffers);
   // After each round that has come to its end on all ranks.

@@ -19,6 +19,9 @@
 #include <mpi-ext.h>
 #endif
 
+// An extension of Open MPI and MPICH, which others lack.
+extern "C" __attribute__((weak)) int MPIX_Query_cuda_support(void);
+
 namespace adasum {
 
 namespace {
@@ -462,6 +465,12 @@ bool MpiTransport::TakeNote(void* note, int64_t bytes) {
   return there != 0 && MPI_Recv(note, static_cast<int>(bytes), MPI_BYTE, status.MPI_SOURCE,
                                 kNoteTag, handle_->comm, MPI_STATUS_IGNORE) == MPI_SUCCESS;
 }
+
+bool MpiTransport::reads_device(const std::string& kind) const {
+  return kind == "CUDA" && MpiReadsCuda();
+}
+
+bool MpiReadsCuda() { return MPIX_Query_cuda_support != nullptr && MPIX_Query_cuda_support() == 1; }
 
 bool MpiIsFaultTolerant() {
   if (!kHasUlfm || !Initialized() || Finalized()) return false;

@@ -26,6 +26,7 @@ class MpiTransport : public Transport {
   ~MpiTransport() override;
 
   bool shares_memory() const override { return shares_memory_; }
+  bool reads_device(const std::string& kind) const override;
   HostMemory* host_memory() override { return host_memory_.get(); }
   void SendReceive(const void* send, int64_t send_bytes, int to, void* receive,
                    int64_t receive_bytes, int from, Stream stream) override;
@@ -58,6 +59,9 @@ class MpiTransport : public Transport {
   bool shares_memory_ = false;
   std::unique_ptr<HostMemory> host_memory_;
 };
+
+// Whether MPI sends from and receives into the memory of GPUs.
+bool MpiReadsCuda();
 
 // Whether MPI goes on after a process has died: `mpirun --with-ft ulfm`.
 bool MpiIsFaultTolerant();

@@ -1,4 +1,5 @@
-// The ops on CPU and GPU: they hand tensors to the core's C API and turn its errors into TensorFlow's.
+// The ops on CPU and GPU: they hand tensors to the core's C API and turn its errors into
+// TensorFlow's.
 
 #include <algorithm>
 #include <memory>
@@ -128,8 +129,8 @@ class AllgatherOp : public CollectiveOp {
       return DataOf(*output);
     };
     const OpDevice device(ctx);
-    OP_REQUIRES_OK(ctx, ToStatus(adasum_allgather(input.data(), allocate, ctx, call_name(),
-                                                  device.get())));
+    OP_REQUIRES_OK(
+        ctx, ToStatus(adasum_allgather(input.data(), allocate, ctx, call_name(), device.get())));
   }
 };
 
@@ -335,7 +336,7 @@ REGISTER_KERNEL_BUILDER(Name("AdasumAllgather").Device(tensorflow::DEVICE_CPU), 
 REGISTER_KERNEL_BUILDER(Name("AdasumBarrier").Device(tensorflow::DEVICE_CPU), BarrierOp);
 REGISTER_KERNEL_BUILDER(Name("AdasumPlace").Device(tensorflow::DEVICE_CPU), PlaceOp);
 
-#ifdef ADASUM_CUDA
+#ifdef ADASUM_HAS_CUDA
 // What says where variables are, and numbers that the host reads or writes, stay in its memory.
 REGISTER_KERNEL_BUILDER(Name("AdasumAllreduce").Device(tensorflow::DEVICE_GPU).HostMemory("order"),
                         AllreduceOp);

@@ -2,13 +2,13 @@
 
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/device_base.h"
-#ifdef ADASUM_CUDA
+#ifdef ADASUM_HAS_CUDA
 #include "xla/stream_executor/stream.h"
 #endif
 
 namespace tf_adasum {
 
-#ifdef ADASUM_CUDA
+#ifdef ADASUM_HAS_CUDA
 
 namespace {
 

@@ -1,8 +1,9 @@
 // What runs when a function that was compiled with jit_compile=True comes to one of the ops: the
-// handlers of XLA's custom calls (typed FFI), for memory of the host and of GPUs. They call the core.
-// See xla_kernels.cc.
+// handlers of XLA's custom calls (typed FFI), for memory of the host and of GPUs. They call the
+// core. See xla_kernels.cc.
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_split.h"
@@ -121,8 +122,7 @@ absl::Status SyncBuffers(const Buffers& buffers, int64_t count, int64_t state_co
   int64_t skips_in_a_row = 0;
   TF_RETURN_IF_ERROR(buffers.Read(scalars_at, &pending));
   TF_RETURN_IF_ERROR(buffers.Read(scalars_at + 1, &skips_in_a_row));
-  const AdasumSyncOptions options{reduce,          pending,        flush,
-                                  raise_nonfinite, skips_in_a_row, flight};
+  const AdasumSyncOptions options{reduce, pending, flush, raise_nonfinite, skips_in_a_row, flight};
   const AdasumSyncTensors tensors{count,
                                   values.data(),
                                   starts.data(),
@@ -143,7 +143,6 @@ absl::Status SyncBuffers(const Buffers& buffers, int64_t count, int64_t state_co
 }
 
 // A handler for each kind of memory: that for GPUs gets the stream too.
-
 
 ffi::Error RunAllreduce(const AdasumDevice* device, ffi::RemainingArgs operands,
                         ffi::RemainingRets results, int64_t count, int64_t op, int64_t algorithm,
@@ -178,7 +177,8 @@ ffi::Error RunSync(const AdasumDevice* device, ffi::RemainingArgs operands,
 
 template <typename Binding>
 auto BindAllreduce(Binding binding) {
-  return binding.RemainingArgs()
+  return std::move(binding)
+      .RemainingArgs()
       .RemainingRets()
       .template Attr<int64_t>("count")
       .template Attr<int64_t>("op")
@@ -189,7 +189,8 @@ auto BindAllreduce(Binding binding) {
 
 template <typename Binding>
 auto BindBroadcast(Binding binding) {
-  return binding.RemainingArgs()
+  return std::move(binding)
+      .RemainingArgs()
       .RemainingRets()
       .template Attr<int64_t>("count")
       .template Attr<int64_t>("root")
@@ -199,12 +200,14 @@ auto BindBroadcast(Binding binding) {
 
 template <typename Binding>
 auto BindBarrier(Binding binding) {
-  return binding.RemainingArgs().RemainingRets().template Attr<std::string_view>("call_name");
+  return std::move(binding).RemainingArgs().RemainingRets().template Attr<std::string_view>(
+      "call_name");
 }
 
 template <typename Binding>
 auto BindSync(Binding binding) {
-  return binding.RemainingArgs()
+  return std::move(binding)
+      .RemainingArgs()
       .RemainingRets()
       .template Attr<int64_t>("count")
       .template Attr<int64_t>("state_count")
@@ -218,32 +221,45 @@ auto BindSync(Binding binding) {
       .template Attr<std::string_view>("call_name");
 }
 
-#define ADASUM_HOST_HANDLER(what, target)                                                      \
-  XLA_FFI_DEFINE_HANDLER(                                                                      \
-      kHost##what, [](auto... given) { return Run##what(nullptr, given...); },                 \
-      Bind##what(ffi::Ffi::Bind()));                                                           \
-  XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), "tf_adasum." target, "Host", kHost##what)
+// Calls one of the functions above for memory of the host, or of a GPU, for which there is a
+// stream.
+template <auto kRun>
+struct OnHost {
+  template <typename... Given>
+  ffi::Error operator()(Given... given) const {
+    return kRun(nullptr, given...);
+  }
+};
 
-ADASUM_HOST_HANDLER(Allreduce, "allreduce");
-ADASUM_HOST_HANDLER(Broadcast, "broadcast");
-ADASUM_HOST_HANDLER(Barrier, "barrier");
-ADASUM_HOST_HANDLER(Sync, "sync");
+template <auto kRun>
+struct OnCuda {
+  template <typename... Given>
+  ffi::Error operator()(void* stream, Given... given) const {
+    const AdasumDevice device{ADASUM_CUDA, stream, nullptr, nullptr, nullptr};
+    return kRun(&device, given...);
+  }
+};
 
-#ifdef ADASUM_CUDA
-#define ADASUM_CUDA_HANDLER(what, target)                                                      \
-  XLA_FFI_DEFINE_HANDLER(                                                                      \
-      kCuda##what,                                                                             \
-      [](void* stream, auto... given) {                                                        \
-        const AdasumDevice device{ADASUM_CUDA, stream, nullptr, nullptr, nullptr};             \
-        return Run##what(&device, given...);                                                   \
-      },                                                                                       \
-      Bind##what(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void*>>()));                         \
-  XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), "tf_adasum." target, "CUDA", kCuda##what)
+#define ADASUM_HANDLER(name, run, target, platform, binding) \
+  XLA_FFI_DEFINE_HANDLER(name, run(), binding);              \
+  XLA_FFI_REGISTER_HANDLER(ffi::GetXlaFfiApi(), "tf_adasum." target, platform, name)
 
-ADASUM_CUDA_HANDLER(Allreduce, "allreduce");
-ADASUM_CUDA_HANDLER(Broadcast, "broadcast");
-ADASUM_CUDA_HANDLER(Barrier, "barrier");
-ADASUM_CUDA_HANDLER(Sync, "sync");
+ADASUM_HANDLER(kAllreduce, OnHost<RunAllreduce>, "allreduce", "Host",
+               BindAllreduce(ffi::Ffi::Bind()));
+ADASUM_HANDLER(kBroadcast, OnHost<RunBroadcast>, "broadcast", "Host",
+               BindBroadcast(ffi::Ffi::Bind()));
+ADASUM_HANDLER(kBarrier, OnHost<RunBarrier>, "barrier", "Host", BindBarrier(ffi::Ffi::Bind()));
+ADASUM_HANDLER(kSync, OnHost<RunSync>, "sync", "Host", BindSync(ffi::Ffi::Bind()));
+
+#ifdef ADASUM_HAS_CUDA
+auto WithStream() { return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void*>>(); }
+
+ADASUM_HANDLER(kCudaAllreduce, OnCuda<RunAllreduce>, "allreduce", "CUDA",
+               BindAllreduce(WithStream()));
+ADASUM_HANDLER(kCudaBroadcast, OnCuda<RunBroadcast>, "broadcast", "CUDA",
+               BindBroadcast(WithStream()));
+ADASUM_HANDLER(kCudaBarrier, OnCuda<RunBarrier>, "barrier", "CUDA", BindBarrier(WithStream()));
+ADASUM_HANDLER(kCudaSync, OnCuda<RunSync>, "sync", "CUDA", BindSync(WithStream()));
 #endif
 
 }  // namespace

@@ -40,7 +40,7 @@ constexpr char kInstead[] = "Use jit_compile=False (model.compile(..., jit_compi
 
 bool HasHandlers(const XlaOpKernelContext& ctx) {
   const std::string& device = ctx.compiler()->options().device_type.type_string();
-#ifdef ADASUM_CUDA
+#ifdef ADASUM_HAS_CUDA
   if (device == tensorflow::DEVICE_GPU_XLA_JIT) return true;
 #endif
   return device == tensorflow::DEVICE_CPU_XLA_JIT;

@@ -296,10 +296,9 @@ class World {
                                   : BreakTensors(random, memory, list);
       }
     }
-    const int code =
-        adasum_broadcast(list.tensors, list.outputs, list.count, root,
-                         random.OneIn(2) ? nullptr : "name", random.OneIn(2) ? nullptr : &changed,
-                         nullptr);
+    const int code = adasum_broadcast(list.tensors, list.outputs, list.count, root,
+                                      random.OneIn(2) ? nullptr : "name",
+                                      random.OneIn(2) ? nullptr : &changed, nullptr);
     Expect("broadcast", code, {refused ? ADASUM_INVALID_ARGUMENT : ADASUM_OK});
     if (refused) return;
     if (changed) Fail("broadcast changed what root has");

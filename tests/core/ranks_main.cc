@@ -43,8 +43,8 @@ bool UsesCuda() {
 }
 
 std::unique_ptr<adasum::Device> MakeDevice() {
-  return adasum::MakeDevice({UsesCuda() ? ADASUM_CUDA : ADASUM_EMULATED, nullptr, nullptr, nullptr,
-                             nullptr});
+  return adasum::MakeDevice(
+      {UsesCuda() ? ADASUM_CUDA : ADASUM_EMULATED, nullptr, nullptr, nullptr, nullptr});
 }
 
 World RandomWorld(Random& random, uint64_t number) {

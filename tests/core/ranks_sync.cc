@@ -103,16 +103,15 @@ class Sync : public Step {
     const auto written = [&](Placed& before, Placed& apart) -> Placed& {
       return rank.in_place ? before : apart;
     };
-    const SyncTensors tensors{
-        SpecsOf(from.values),
-        values.read(),
-        values_are_changes_ ? nullptr : starts.read(),
-        written(values, new_values).write(),
-        rank.writes_starts ? written(starts, new_starts).write() : nullptr,
-        SpecsOf(from.states),
-        states.read(),
-        written(states, new_states).write(),
-        77};
+    const SyncTensors tensors{SpecsOf(from.values),
+                              values.read(),
+                              values_are_changes_ ? nullptr : starts.read(),
+                              written(values, new_values).write(),
+                              rank.writes_starts ? written(starts, new_starts).write() : nullptr,
+                              SpecsOf(from.states),
+                              states.read(),
+                              written(states, new_states).write(),
+                              77};
     adasum::ReduceOptions reduce = reduce_;
     reduce.device = &device;
     const SyncOptions options{reduce, rank.pending, flush_, raise_, rank.skips};
@@ -346,8 +345,14 @@ class UnevenSyncs : public Step {
         rounds_.Note(rank, round, own.values, own.starts);
       }
       Placed values(place.device, own.values), starts(place.device, own.starts);
-      const SyncTensors tensors{SpecsOf(own.values), values.read(), starts.read(), values.write(),
-                                starts.write(),      {},            nullptr,       nullptr};
+      const SyncTensors tensors{SpecsOf(own.values),
+                                values.read(),
+                                starts.read(),
+                                values.write(),
+                                starts.write(),
+                                {},
+                                nullptr,
+                                nullptr};
       adasum::ReduceOptions options = options_;
       options.device = &place.device;
       done_[rank] = place.communicator.Sync(tensors, {options, pending, flush, true, 0}, "uneven");

@@ -71,10 +71,13 @@ void Measure(Device& device, int64_t bytes) {
   for (char* memory : {a, b, c}) Check(cudaMemset(memory, 0, static_cast<size_t>(bytes)));
   static DotProducts sums;
   std::vector<Case> cases;
-  cases.push_back({"copy", 2.0 * static_cast<double>(bytes), [=] {
+  cases.push_back({"copy",
+                   2.0 * static_cast<double>(bytes),
+                   [=] {
                      Check(cudaMemcpyAsync(c, a, static_cast<size_t>(bytes),
                                            cudaMemcpyDeviceToDevice, nullptr));
-                   }, {}});
+                   },
+                   {}});
   const struct {
     const char* name;
     DType dtype;

@@ -1,5 +1,6 @@
-// Processes that reduce tensors on GPUs, or with DEVICE=emulated on the emulated device: each result
-// against its definition, then how long a call takes. Started by mpirun; all may use one GPU.
+// Processes that reduce tensors on GPUs, or with DEVICE=emulated on the emulated device: each
+// result against its definition, then how long a call takes. Started by mpirun; all may use one
+// GPU.
 #include <mpi.h>
 
 #include <algorithm>
@@ -46,9 +47,9 @@ class OnDevice {
       Check(adasum_device_allocate(&device, std::max<int64_t>(bytes, 1), &memory));
       Check(adasum_device_copy(&device, memory, tensor.data.data(), bytes, 1));
       memory_.push_back(memory);
-      views_.push_back({memory, tensor.dims.data(), tensor.item_bytes,
-                        core_test::NameOf(tensor.dtype), "", static_cast<int32_t>(tensor.dims.size()),
-                        static_cast<int32_t>(tensor.dtype)});
+      views_.push_back(
+          {memory, tensor.dims.data(), tensor.item_bytes, core_test::NameOf(tensor.dtype), "",
+           static_cast<int32_t>(tensor.dims.size()), static_cast<int32_t>(tensor.dtype)});
     }
   }
   ~OnDevice() {
