@@ -232,7 +232,7 @@ def test_errors():
 
 
 @pytest.mark.parametrize("inner", ["SGD", "Adam"])
-@on_ranks(2, 3, timeout=120)  # XLA compiles for most of it
+@on_ranks(3, timeout=120)  # XLA compiles for most of it
 def test_training_equals_that_of_the_graph(inner):
     import keras
 

@@ -8,7 +8,7 @@ from cases import DTYPES, SHAPES, allowed_error, assert_close, check_table, vect
 from tf_adasum import core, reference
 
 
-@pytest.mark.parametrize("ranks", range(1, 17))
+@pytest.mark.parametrize("ranks", [*range(1, 10), 12, 16])
 def test_equals_reference(ranks):
     def reduce(per_rank, op):
         results = core.simulate(per_rank, op)
