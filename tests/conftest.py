@@ -35,8 +35,8 @@ def _free_gib() -> float:
     return 0.0
 
 
-# When the ranks of `on_ranks` end: with the last test on so many ranks, since starting TensorFlow on
-# them takes longer than most tests. So these tests come last, and in the order of their ranks.
+# When the ranks of `on_ranks` end: with the last test on so many ranks, since starting TensorFlow
+# takes longer than most tests. So these tests come last, and in the order of their ranks.
 
 
 def _shared_ranks(item: pytest.Item) -> int:
