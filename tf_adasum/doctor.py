@@ -47,8 +47,11 @@ def _cuda(info: dict, library: object) -> str:
 
 def _way(library: object) -> str:
     wanted = os.environ.get("TF_ADASUM_DEVICE_TRANSPORT") or "auto"
+    problem = library.adasum_nccl_problem().decode()
     if library.adasum_mpi_reads_cuda():
-        able = "this MPI is CUDA-aware: from GPU to GPU"
+        able = "by this MPI, which is CUDA-aware"
+    elif not problem:
+        able = "by NCCL, where each rank has a GPU of its own; this MPI is not CUDA-aware"
     else:
-        able = "this MPI is not CUDA-aware: through memory of the hosts"
+        able = f"through memory of the hosts: this MPI is not CUDA-aware, and NCCL: {problem}"
     return f"{able} (TF_ADASUM_DEVICE_TRANSPORT={wanted})"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import json
+import os
 from pathlib import Path
 
 _LIBRARIES = Path(__file__).parent / "_lib"
@@ -135,6 +137,7 @@ _PROTOTYPES = {
     "adasum_has_cuda": (ctypes.c_int, []),
     "adasum_cuda_devices": (ctypes.c_int, []),
     "adasum_mpi_reads_cuda": (ctypes.c_int, []),
+    "adasum_nccl_problem": (ctypes.c_char_p, []),
 }
 
 
@@ -155,6 +158,15 @@ def has_cuda() -> bool:
     return bool(build_info().get("cuda"))
 
 
+def _name_nccl() -> None:
+    """Names the library that TensorFlow for GPUs brings as a wheel, unless the user names one."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations or [] if spec else []:
+        library = Path(folder) / "nccl" / "lib" / "libnccl.so.2"
+        if library.exists():
+            os.environ.setdefault("TF_ADASUM_NCCL_LIBRARY", str(library))
+
+
 @functools.cache
 def core_library() -> ctypes.CDLL:
     """The core, loaded and with its prototypes set.
@@ -163,6 +175,8 @@ def core_library() -> ctypes.CDLL:
         ImportError: if it was not built, or if the MPI that it was built for is not the one here.
     """
     build_info()
+    if has_cuda():
+        _name_nccl()
     try:
         library = ctypes.CDLL(str(CORE))
     except OSError as error:

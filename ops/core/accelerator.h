@@ -3,7 +3,9 @@
 #define TF_ADASUM_OPS_CORE_ACCELERATOR_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 
 #include "device_kernels.h"
 #include "kernels.h"
@@ -13,7 +15,7 @@ namespace adasum {
 class Accelerator {
  public:
   // What is asked for of one stream is done in that order, while the calling thread goes on.
-  enum Stream { kCompute, kCopies };
+  enum Stream { kCompute, kCopies, kOddCopies, kStreams };
 
   // A point in a stream.
   using Event = std::shared_ptr<void>;
@@ -21,6 +23,12 @@ class Accelerator {
   virtual ~Accelerator() = default;
 
   virtual const char* kind() const = 0;
+  // Another text for each device of a host.
+  virtual std::string name() const = 0;
+  // Makes it the calling thread's.
+  virtual void Use() const {}
+  // The stream as others' libraries take it.
+  virtual void* Native(Stream stream) = 0;
 
   // On the device. Throws std::bad_alloc.
   virtual char* Allocate(int64_t bytes) = 0;
@@ -67,6 +75,9 @@ char* Allocate(int64_t bytes);
 void Free(char* memory);
 // Of the emulated device: where the same bytes can be read and written. Others as they are.
 char* Reach(const void* memory);
+// What takes a native stream: to do something in it, and to do all that is asked for so far.
+void Ask(void* stream, std::function<void()> what);
+void Run(void* stream);
 }  // namespace emulated
 
 }  // namespace adasum

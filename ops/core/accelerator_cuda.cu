@@ -84,12 +84,28 @@ class Cuda : public Accelerator {
     if (device_ < 0) {
       throw Error(ErrorKind::kState, "there is no GPU that CUDA could use in this process");
     }
-    Check(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), "a stream");
+    for (cudaStream_t* stream : {&copies_, &odd_copies_}) {
+      Check(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "a stream");
+    }
   }
 
-  ~Cuda() override { cudaStreamDestroy(copies_); }
+  ~Cuda() override {
+    cudaStreamDestroy(copies_);
+    cudaStreamDestroy(odd_copies_);
+  }
 
   const char* kind() const override { return "CUDA"; }
+
+  std::string name() const override {
+    char bus[32] = "";
+    Check(cudaDeviceGetPCIBusId(bus, sizeof bus, device_), "the name of a GPU");
+    return bus;
+  }
+
+  // Threads of the caller's may have another device.
+  void Use() const override { Check(cudaSetDevice(device_), "the choice of a GPU"); }
+
+  void* Native(Stream stream) override { return StreamOf(stream); }
 
   char* Allocate(int64_t bytes) override {
     if (user_.allocate != nullptr) {
@@ -183,10 +199,9 @@ class Cuda : public Accelerator {
   }
 
  private:
-  // Threads of the caller's may have another device.
-  void Use() const { Check(cudaSetDevice(device_), "the choice of a GPU"); }
-
-  cudaStream_t StreamOf(Stream stream) const { return stream == kCompute ? compute_ : copies_; }
+  cudaStream_t StreamOf(Stream stream) const {
+    return stream == kCompute ? compute_ : stream == kCopies ? copies_ : odd_copies_;
+  }
 
   void Copy(Stream stream, void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) {
     Use();
@@ -197,6 +212,7 @@ class Cuda : public Accelerator {
   const int device_;
   const cudaStream_t compute_;
   cudaStream_t copies_ = nullptr;
+  cudaStream_t odd_copies_ = nullptr;
   const std::shared_ptr<Events> events_;
 };
 

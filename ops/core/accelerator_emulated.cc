@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -124,7 +125,27 @@ const void* OnHost(const void* memory, const char* what) {
 
 class Emulated : public Accelerator {
  public:
+  Emulated() {
+    static std::atomic<int> made{0};
+    number_ = made++;
+    for (int i = 0; i < kStreams; ++i) natives_[i] = {this, static_cast<Stream>(i)};
+  }
+
   const char* kind() const override { return "emulated device"; }
+  std::string name() const override { return std::to_string(number_); }
+  void* Native(Stream stream) override { return &natives_[stream]; }
+
+  struct NativeStream {
+    Emulated* owner;
+    Stream stream;
+  };
+
+  void Ask(Stream stream, std::function<void()> what) {
+    streams_[stream].push_back(std::move(what));
+    ++asked_[stream];
+  }
+
+  void RunAll(Stream stream) { Run({stream, asked_[stream]}); }
 
   char* Allocate(int64_t bytes) override { return Memory::Instance().Allocate(bytes); }
   void Free(char* memory) override { Memory::Instance().Free(memory); }
@@ -212,11 +233,6 @@ class Emulated : public Accelerator {
     }
   }
 
-  void Ask(Stream stream, std::function<void()> what) {
-    streams_[stream].push_back(std::move(what));
-    ++asked_[stream];
-  }
-
   void Run(const Point& point) {
     while (done_[point.stream] < point.number) {
       const std::function<void()> next = std::move(streams_[point.stream].front());
@@ -226,9 +242,11 @@ class Emulated : public Accelerator {
     }
   }
 
-  std::deque<std::function<void()>> streams_[2];
-  int64_t asked_[2] = {};
-  int64_t done_[2] = {};
+  int number_;
+  NativeStream natives_[kStreams];
+  std::deque<std::function<void()>> streams_[kStreams];
+  int64_t asked_[kStreams] = {};
+  int64_t done_[kStreams] = {};
   int questions_ = 0;
 };
 
@@ -243,6 +261,16 @@ void Free(char* memory) { Memory::Instance().Free(memory); }
 char* Reach(const void* memory) {
   const Memory& all = Memory::Instance();
   return all.Holds(memory) ? all.Reach(memory) : static_cast<char*>(const_cast<void*>(memory));
+}
+
+void Ask(void* stream, std::function<void()> what) {
+  const auto* native = static_cast<Emulated::NativeStream*>(stream);
+  native->owner->Ask(native->stream, std::move(what));
+}
+
+void Run(void* stream) {
+  const auto* native = static_cast<Emulated::NativeStream*>(stream);
+  native->owner->RunAll(native->stream);
 }
 
 }  // namespace emulated

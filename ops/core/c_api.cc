@@ -25,6 +25,7 @@
 #include "error.h"
 #include "faults.h"
 #include "flights.h"
+#include "nccl.h"
 #include "start_watch.h"
 #include "transport_mpi.h"
 #include "transport_threads.h"
@@ -515,5 +516,12 @@ int adasum_device_copy(const AdasumDevice* device, void* to, const void* from, i
 int adasum_has_cuda(void) { return adasum::HasCuda() ? 1 : 0; }
 
 int adasum_cuda_devices(void) { return adasum::CudaDevices(); }
+
+const char* adasum_nccl_problem(void) {
+  thread_local std::string problem;
+  problem.clear();
+  adasum::nccl::Load(&problem);
+  return problem.c_str();
+}
 
 int adasum_mpi_reads_cuda(void) { return adasum::MpiReadsCuda() ? 1 : 0; }

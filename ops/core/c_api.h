@@ -235,6 +235,8 @@ ADASUM_EXPORT int adasum_has_cuda(void);
 ADASUM_EXPORT int adasum_cuda_devices(void);
 /* Whether the MPI that is loaded says of itself that it reads and writes memory of GPUs: 0 or 1. */
 ADASUM_EXPORT int adasum_mpi_reads_cuda(void);
+/* Why NCCL cannot be used; empty where it is found. */
+ADASUM_EXPORT const char* adasum_nccl_problem(void);
 
 #ifdef __cplusplus
 }

@@ -4,6 +4,9 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
+#include <sstream>
+#include <utility>
 
 #include "agreement.h"
 #include "error.h"
@@ -12,19 +15,66 @@ namespace adasum {
 
 namespace {
 
-constexpr const char* kDirectText = "direct";
-constexpr const char* kStagedText = "staged";
+const char* const kNames[] = {"auto", "staged", "direct", "nccl"};
 
-// What this rank wants, or why it cannot have it.
-std::string WantedWay(bool is_able) {
+// What a rank can do and wants, in a text that others read.
+struct Offer {
+  std::string wanted;
+  std::string not_direct;  // why not; empty where it can
+  std::string not_nccl;
+  std::string gpu;
+
+  std::string Text() const {
+    return wanted + "\n" + not_direct + "\n" + not_nccl + "\n" + gpu + "\n";
+  }
+
+  static Offer Of(const std::string& text) {
+    std::istringstream lines(text);
+    Offer offer;
+    for (std::string* line : {&offer.wanted, &offer.not_direct, &offer.not_nccl, &offer.gpu}) {
+      std::getline(lines, *line);
+    }
+    return offer;
+  }
+};
+
+std::string OneLine(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+Offer OwnOffer(const Transport& transport, const Accelerator& accelerator) {
   const char* text = std::getenv("TF_ADASUM_DEVICE_TRANSPORT");
-  const std::string way = text == nullptr || *text == '\0' ? "auto" : text;
-  if (way == "auto") return is_able ? kDirectText : kStagedText;
-  if (way == kStagedText) return way;
-  if (way != kDirectText) return "must be auto, direct or staged. Received: '" + way + "'";
-  if (is_able) return way;
-  return "is direct, which needs a message layer that reads and writes the memory of GPUs, such as "
-         "a CUDA-aware MPI; this one does not";
+  Offer offer{text == nullptr || *text == 0 ? "auto" : OneLine(text), "", "", accelerator.name()};
+  if (!transport.reads_device(accelerator.kind())) {
+    offer.not_direct =
+        "the message layer does not read and write the memory of GPUs, as a CUDA-aware MPI does";
+  }
+  std::string why;
+  if (transport.fault_tolerant()) {
+    // A message of NCCL to a rank that has died waits for ever.
+    offer.not_nccl = "with ULFM NCCL is not used";
+  } else if (nccl::Load(&why) == nullptr) {
+    offer.not_nccl = OneLine(why);
+  }
+  return offer;
+}
+
+std::string Rank(size_t rank) { return "rank " + std::to_string(rank); }
+
+// The first reason, of any rank, why all cannot go a way; empty where they can.
+std::string Obstacle(const std::string& way, const std::vector<Offer>& offers, const Hosts& hosts) {
+  std::map<std::pair<int, std::string>, size_t> users;
+  for (size_t r = 0; r < offers.size(); ++r) {
+    const Offer& offer = offers[r];
+    const std::string& why = way == "direct" ? offer.not_direct : offer.not_nccl;
+    if (!why.empty()) return Rank(r) + ": " + why;
+    const auto [user, is_first] = users.insert({{hosts.host_of[r], offer.gpu}, r});
+    if (!is_first && way == "nccl") {
+      return Rank(user->second) + " and " + Rank(r) + " use one GPU, which NCCL refuses";
+    }
+  }
+  return "";
 }
 
 }  // namespace
@@ -159,25 +209,56 @@ void DeviceTransport::SendWhatIsReady() {
   while (!sending_.empty() && sending_.front()->Send(-1)) sending_.pop_front();
 }
 
-// All ranks have to go the same way.
+// All ranks have to go the same way: the one that any rank names, or the best that all can go.
+std::string DeviceTransport::Choose() const {
+  std::vector<Offer> offers;
+  for (const std::string& text :
+       GatherTexts(transport_, OwnOffer(transport_, accelerator_).Text())) {
+    offers.push_back(Offer::Of(text));
+  }
+  std::string wanted = "auto";
+  for (size_t r = 0; r < offers.size(); ++r) {
+    const std::string& theirs = offers[r].wanted;
+    if (std::find(std::begin(kNames), std::end(kNames), theirs) == std::end(kNames)) {
+      throw Error(ErrorKind::kInvalidArgument,
+                  "TF_ADASUM_DEVICE_TRANSPORT must be auto, direct, nccl or staged. Received: '" +
+                      theirs + "' on " + Rank(r));
+    }
+    if (theirs == "auto") continue;
+    if (wanted != "auto" && theirs != wanted) {
+      throw Error(ErrorKind::kInvalidArgument,
+                  "TF_ADASUM_DEVICE_TRANSPORT must be the same on all ranks. Received: " + wanted +
+                      ", and " + theirs + " on " + Rank(r));
+    }
+    wanted = theirs;
+  }
+  if (wanted == "auto") {
+    for (const char* way : {"direct", "nccl"}) {
+      if (Obstacle(way, offers, hosts()).empty()) return way;
+    }
+    return "staged";
+  }
+  const std::string obstacle = wanted == "staged" ? "" : Obstacle(wanted, offers, hosts());
+  if (!obstacle.empty()) {
+    throw Error(ErrorKind::kInvalidArgument,
+                "TF_ADASUM_DEVICE_TRANSPORT=" + wanted + " is not possible. " + obstacle);
+  }
+  return wanted;
+}
+
 void DeviceTransport::Connect() {
   if (way_ != Way::kUnknown) return;
-  Way way = Way::kDirect;
-  const std::string mine = WantedWay(transport_.reads_device(accelerator_.kind()));
-  const std::vector<std::string> all = GatherTexts(transport_, mine);
-  for (int r = 0; r < size(); ++r) {
-    if (all[r] == kDirectText) continue;
-    if (all[r] != kStagedText) {
-      throw Error(ErrorKind::kInvalidArgument,
-                  "TF_ADASUM_DEVICE_TRANSPORT of rank " + std::to_string(r) + " " + all[r]);
-    }
-    way = Way::kStaged;
+  std::string way = Choose();
+  if (way == "nccl") {
+    std::string why;
+    links_ = std::make_unique<nccl::Links>(*nccl::Load(&why), transport_, accelerator_);
   }
-  way_ = way;
+  way_ = way == "nccl" ? Way::kNccl : way == "direct" ? Way::kDirect : Way::kStaged;
   static std::atomic<bool> has_said{false};
   if (rank() != 0 || has_said.exchange(true)) return;
   std::fprintf(stderr, "tf_adasum: tensors on GPUs go %s.\n",
                way_ == Way::kDirect ? "from one to the other by a CUDA-aware MPI"
+               : way_ == Way::kNccl ? "from one to the other by NCCL"
                                     : "through memory of the hosts");
   std::fflush(stderr);
 }
@@ -205,6 +286,9 @@ std::unique_ptr<Transfer> DeviceTransport::Start(const void* send, int64_t send_
     if (way_ == Way::kStaged) {
       return std::make_unique<StagedTransfer>(*this, send, send_bytes, to, receive, receive_bytes,
                                               from, piece_bytes, stream);
+    }
+    if (way_ == Way::kNccl) {
+      return links_->Start(send, send_bytes, to, receive, receive_bytes, from, piece_bytes, stream);
     }
     // The message layer does not know of streams.
     accelerator_.Await(accelerator_.Record(Accelerator::kCompute));

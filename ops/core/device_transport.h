@@ -1,8 +1,8 @@
 // Messages from and into the memory of a device.
 //
-// Either the message layer reads and writes that memory itself, as a CUDA-aware MPI does; or what
-// is sent goes through memory of the host, piece by piece, so that copies, messages and arithmetic
-// overlap.
+// The message layer reads and writes that memory itself, as a CUDA-aware MPI does; or NCCL does, in
+// streams of the device; or what is sent goes through memory of the host, piece by piece, so that
+// copies, messages and arithmetic overlap.
 #ifndef TF_ADASUM_OPS_CORE_DEVICE_TRANSPORT_H_
 #define TF_ADASUM_OPS_CORE_DEVICE_TRANSPORT_H_
 
@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "nccl.h"
 #include "queued_device.h"
 #include "transport.h"
 
@@ -36,7 +37,7 @@ class DeviceTransport : public Transport {
   void Connect() override;
 
  private:
-  enum class Way { kUnknown, kDirect, kStaged };
+  enum class Way { kUnknown, kDirect, kNccl, kStaged };
   class StagedTransfer;
 
   // Memory of the host for pieces on their way.
@@ -48,12 +49,14 @@ class DeviceTransport : public Transport {
   Staging TakeStaging(int64_t bytes);
   void ReturnStaging(Staging staging);
 
+  std::string Choose() const;
   void SendWhatIsReady();
 
   Transport& transport_;
   QueuedDevice& device_;
   Accelerator& accelerator_;
   Way way_ = Way::kUnknown;
+  std::unique_ptr<nccl::Links> links_;
   std::vector<Staging> free_;
   std::list<StagedTransfer*> sending_;  // in the order of their beginning
 };

@@ -14,6 +14,7 @@
 #include <string>
 #include <thread>
 
+#include "fake_nccl.h"
 #include "ops/core/devices.h"
 #include "steps.h"
 
@@ -104,8 +105,12 @@ void RunCase(uint64_t seed, uint64_t number, Counts& counts) {
   const bool aborts = world.size() > 1 && random.OneIn(6);
   if (aborts) steps.push_back(MakeAbort(random, world));
 
-  // Messages from and into the emulated device's memory, or through the host's.
-  const bool reads_devices = world.on_device && !UsesCuda() && random.OneIn(2);
+  // Messages from and into the emulated device's memory, by NCCL, or through the host's.
+  const int64_t way = random.Below(3);
+  const bool reads_devices = world.on_device && !UsesCuda() && way == 0;
+  if (world.on_device && !UsesCuda()) {
+    setenv("TF_ADASUM_DEVICE_TRANSPORT", way == 0 ? "direct" : way == 1 ? "nccl" : "staged", 1);
+  }
   adasum::ThreadWorld joined(world.host_of, world.share_memory, reads_devices);
   adasum::ThreadWorld beside(world.host_of, world.share_memory);
   std::vector<std::thread> threads;
@@ -160,6 +165,7 @@ int main(int argc, char** argv) {
   const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   uint64_t number = argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 0;
   signal(SIGALRM, core_test::EndHangingCase);
+  if (!core_test::UsesCuda()) adasum::nccl::Replace(&core_test::FakeNccl());
   core_test::Counts counts;
   const auto start = Clock::now();
   do {

@@ -67,13 +67,24 @@ def test_ranks_whose_tensors_are_elsewhere():
 
 
 @on_ranks(3)
-def test_a_way_that_one_rank_cannot_go():
+def test_ways_that_are_not_possible():
     import devices
 
+    variable, one = "TF_ADASUM_DEVICE_TRANSPORT", [np.ones(100)]
+    os.environ["TF_ADASUM_NCCL_LIBRARY"] = "/nowhere/libnccl.so.2"
     if core.rank() == 1:
-        os.environ["TF_ADASUM_DEVICE_TRANSPORT"] = "direct"
-    message = "TF_ADASUM_DEVICE_TRANSPORT of rank 1 is direct, which needs a message layer"
+        os.environ[variable] = "direct"
+    message = f"{variable}=direct is not possible. rank 0: the message layer does not read"
     with pytest.raises(ValueError, match=message):
-        devices.allreduce([np.ones(100)])
-    os.environ.pop("TF_ADASUM_DEVICE_TRANSPORT", None)
+        devices.allreduce(one)
+    if core.rank() == 2:
+        os.environ[variable] = "staged"
+    message = f"{variable} must be the same on all ranks. Received: direct, and staged on rank 2"
+    with pytest.raises(ValueError, match=message):
+        devices.allreduce(one)
+    os.environ[variable] = "nccl"
+    message = f"{variable}=nccl is not possible. rank 0: /nowhere/libnccl.so.2: cannot open"
+    with pytest.raises(ValueError, match=message):
+        devices.allreduce(one)
+    del os.environ[variable]
     np.testing.assert_array_equal(devices.allreduce([np.ones(2)], "sum")[0], [3, 3])

@@ -106,5 +106,6 @@ def test_doctor_says_what_was_built():
     if native.has_cuda():
         assert rows["CUDA"].startswith(f"built with {info['cuda']}; GPUs here: ")
         assert "CUDA-aware" in rows["tensors on GPUs go"]
+        assert rows["tensors on GPUs go"].endswith("(TF_ADASUM_DEVICE_TRANSPORT=auto)")
     else:
         assert rows["CUDA"].startswith("no: built without nvcc")

@@ -97,5 +97,7 @@ def test_ranks_that_differ(way):
 
 def test_a_way_that_is_unknown(monkeypatch):
     monkeypatch.setenv("TF_ADASUM_DEVICE_TRANSPORT", "pigeon")
-    with pytest.raises(ValueError, match=r"must be auto, direct or staged\. Received: 'pigeon'"):
+    with pytest.raises(
+        ValueError, match=r"must be auto, direct, nccl or staged\. Received: 'pigeon'"
+    ):
         simulate([[np.ones(3)], [np.ones(3)]])
