@@ -2,6 +2,7 @@
 #ifndef TF_ADASUM_OPS_CORE_ACCELERATOR_H_
 #define TF_ADASUM_OPS_CORE_ACCELERATOR_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -38,8 +39,17 @@ class Accelerator {
   virtual void FreePinned(char* memory) = 0;
 
   // One side is on the device, the other one pinned. Both stay what they are until it is done.
-  virtual void CopyIn(Stream stream, void* to, const void* from, int64_t bytes) = 0;
-  virtual void CopyOut(Stream stream, void* to, const void* from, int64_t bytes) = 0;
+  void CopyIn(Stream stream, void* to, const void* from, int64_t bytes) {
+    copied_bytes += bytes;
+    StartCopyIn(stream, to, from, bytes);
+  }
+  void CopyOut(Stream stream, void* to, const void* from, int64_t bytes) {
+    copied_bytes += bytes;
+    StartCopyOut(stream, to, from, bytes);
+  }
+  // By all of this process, both ways.
+  static inline std::atomic<int64_t> copied_bytes{0};
+
   // On kCompute. Everything that it names is on the device.
   virtual void Launch(const device::Launch& launch) = 0;
 
@@ -49,6 +59,10 @@ class Accelerator {
   virtual bool HasHappened(const Event& event) = 0;
   // Returns after the event. Throws Error(kInternal) for what has gone wrong before it.
   virtual void Await(const Event& event) = 0;
+
+ private:
+  virtual void StartCopyIn(Stream stream, void* to, const void* from, int64_t bytes) = 0;
+  virtual void StartCopyOut(Stream stream, void* to, const void* from, int64_t bytes) = 0;
 };
 
 // How the caller gives and takes back memory of the device, and the stream that its own work is in,

@@ -147,14 +147,6 @@ class Cuda : public Accelerator {
 
   void FreePinned(char* memory) override { cudaFreeHost(memory); }
 
-  void CopyIn(Stream stream, void* to, const void* from, int64_t bytes) override {
-    Copy(stream, to, from, bytes, cudaMemcpyHostToDevice);
-  }
-
-  void CopyOut(Stream stream, void* to, const void* from, int64_t bytes) override {
-    Copy(stream, to, from, bytes, cudaMemcpyDeviceToHost);
-  }
-
   void Launch(const device::Launch& launch) override {
     Use();
     device::WithKindAndDType(launch, [&](auto kind, auto item) {
@@ -199,6 +191,14 @@ class Cuda : public Accelerator {
   }
 
  private:
+  void StartCopyIn(Stream stream, void* to, const void* from, int64_t bytes) override {
+    Copy(stream, to, from, bytes, cudaMemcpyHostToDevice);
+  }
+
+  void StartCopyOut(Stream stream, void* to, const void* from, int64_t bytes) override {
+    Copy(stream, to, from, bytes, cudaMemcpyDeviceToHost);
+  }
+
   cudaStream_t StreamOf(Stream stream) const {
     return stream == kCompute ? compute_ : stream == kCopies ? copies_ : odd_copies_;
   }

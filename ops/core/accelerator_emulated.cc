@@ -158,18 +158,6 @@ class Emulated : public Accelerator {
   }
   void FreePinned(char* memory) override { std::free(memory); }
 
-  void CopyIn(Stream stream, void* to, const void* from, int64_t bytes) override {
-    char* reached = OnDevice(to, "where a copy goes");
-    OnHost(from, "what is copied");
-    Ask(stream, [=] { std::memcpy(reached, from, static_cast<size_t>(bytes)); });
-  }
-
-  void CopyOut(Stream stream, void* to, const void* from, int64_t bytes) override {
-    const char* reached = OnDevice(from, "what is copied");
-    OnHost(to, "where a copy goes");
-    Ask(stream, [=] { std::memcpy(to, reached, static_cast<size_t>(bytes)); });
-  }
-
   void Launch(const device::Launch& launch) override {
     device::Launch reached = launch;
     reached.operations = reinterpret_cast<Operation*>(OnDevice(launch.operations, "a table"));
@@ -203,6 +191,18 @@ class Emulated : public Accelerator {
   void Await(const Event& event) override { Run(*static_cast<Point*>(event.get())); }
 
  private:
+  void StartCopyIn(Stream stream, void* to, const void* from, int64_t bytes) override {
+    char* reached = OnDevice(to, "where a copy goes");
+    OnHost(from, "what is copied");
+    Ask(stream, [=] { std::memcpy(reached, from, static_cast<size_t>(bytes)); });
+  }
+
+  void StartCopyOut(Stream stream, void* to, const void* from, int64_t bytes) override {
+    const char* reached = OnDevice(from, "what is copied");
+    OnHost(to, "where a copy goes");
+    Ask(stream, [=] { std::memcpy(to, reached, static_cast<size_t>(bytes)); });
+  }
+
   struct Point {
     Stream stream;
     int64_t number;  // of things asked for before it

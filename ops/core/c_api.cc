@@ -513,6 +513,8 @@ int adasum_device_copy(const AdasumDevice* device, void* to, const void* from, i
   });
 }
 
+int64_t adasum_device_copied_bytes(void) { return adasum::Accelerator::copied_bytes; }
+
 int adasum_has_cuda(void) { return adasum::HasCuda() ? 1 : 0; }
 
 int adasum_cuda_devices(void) { return adasum::CudaDevices(); }

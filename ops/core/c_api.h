@@ -230,6 +230,9 @@ ADASUM_EXPORT int adasum_device_allocate(const AdasumDevice* device, int64_t byt
 ADASUM_EXPORT int adasum_device_free(const AdasumDevice* device, void* memory);
 ADASUM_EXPORT int adasum_device_copy(const AdasumDevice* device, void* to, const void* from,
                                      int64_t bytes, int32_t to_device);
+/* The bytes that this process has copied between the host and devices, both ways: also tables, and
+ * what kernels have found. */
+ADASUM_EXPORT int64_t adasum_device_copied_bytes(void);
 /* Whether this library was built with CUDA: 0 or 1; and how many GPUs it finds here. */
 ADASUM_EXPORT int adasum_has_cuda(void);
 ADASUM_EXPORT int adasum_cuda_devices(void);

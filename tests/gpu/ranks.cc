@@ -1,6 +1,7 @@
 // Processes that reduce tensors on GPUs, or with DEVICE=emulated on the emulated device: each
 // result against its definition, then how long a call takes. Started by mpirun; all may use one
 // GPU.
+#include <cuda_runtime.h>
 #include <mpi.h>
 
 #include <algorithm>
@@ -126,6 +127,7 @@ void Measure(const AdasumTopology& here, int64_t mib) {
   OnDevice tensors(own);
   std::vector<double> seconds;
   constexpr int kWarmUp = 3, kTimes = 11;
+  const int64_t before = adasum_device_copied_bytes();
   for (int i = 0; i < kWarmUp + kTimes; ++i) {
     Check(adasum_barrier("before"));
     const auto begin = std::chrono::steady_clock::now();
@@ -134,9 +136,11 @@ void Measure(const AdasumTopology& here, int64_t mib) {
     if (i >= kWarmUp) seconds.push_back(took.count());
   }
   std::sort(seconds.begin(), seconds.end());
+  const int64_t copied = (adasum_device_copied_bytes() - before) / (kWarmUp + kTimes);
   if (here.rank != 0) return;
-  std::printf("%d ranks, %lld MiB: %.3f ms a call\n", here.size, static_cast<long long>(mib),
-              seconds[seconds.size() / 2] * 1e3);
+  std::printf("%d ranks, %lld MiB: %.3f ms a call, %.3f MiB of it copied to or from the host\n",
+              here.size, static_cast<long long>(mib), seconds[seconds.size() / 2] * 1e3,
+              static_cast<double>(copied) / (1 << 20));
 }
 
 }  // namespace
@@ -148,6 +152,10 @@ int main(int argc, char** argv) {
   Check(adasum_init(nullptr));
   AdasumTopology here{};
   Check(adasum_topology(&here));
+  int gpus = 0;
+  if (!emulated && cudaGetDeviceCount(&gpus) == cudaSuccess && gpus > 0) {
+    cudaSetDevice(here.local_rank % gpus);
+  }
   CheckAgainstDefinition(here);
   for (int i = 1; i < argc; ++i) Measure(here, std::atoll(argv[i]));
   Check(adasum_shutdown());

@@ -36,9 +36,18 @@ step "bandwidth of the kernels beside a copy"
 try timeout 90 "$build/gpu_bandwidth"
 
 if [[ ${#mpi[@]} -gt 0 ]] && command -v mpirun >/dev/null; then
-  for ranks in 2 3 4; do
-    step "$ranks processes on this GPU"
-    try timeout 60 mpirun --oversubscribe --bind-to none -np $ranks "$build/gpu_ranks" 1 16 64
+  for way in auto staged direct nccl; do
+    for ranks in 2 3 4; do
+      step "$ranks processes, $(nvidia-smi -L | wc -l) GPUs, messages: $way"
+      log=$(TF_ADASUM_DEVICE_TRANSPORT=$way timeout 60 mpirun --oversubscribe --bind-to none \
+        -x TF_ADASUM_DEVICE_TRANSPORT -np $ranks "$build/gpu_ranks" 1 16 64 2>&1)
+      code=$?
+      if grep -o "TF_ADASUM_DEVICE_TRANSPORT=$way is not possible.*" <<<"$log" | head -1; then
+        break
+      fi
+      echo "$log"
+      [[ $code == 0 ]] || { failed=1; echo "FAILED ($code)"; }
+    done
   done
 else
   step "processes: left out, since there is no MPI (mpicc and mpirun on PATH)"

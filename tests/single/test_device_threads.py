@@ -5,7 +5,7 @@ import pytest
 from cases import DTYPES, allowed_error, assert_close, check_table, expected, vectors
 from devices import simulate
 
-from tf_adasum import core
+from tf_adasum import core, native
 
 WAYS = ["direct", "staged"]
 
@@ -88,6 +88,22 @@ def test_special_numbers(dtype):
     for op in ("adasum", "sum", "average"):
         on_host, on_device = core.simulate([[a], [b]], op)[0][0], simulate([[a], [b]], op)[0][0]
         np.testing.assert_array_equal(on_device.astype(float), on_host.astype(float))
+
+
+@pytest.mark.parametrize("algorithm", ["rvh", "hierarchical"])
+def test_tensors_pass_through_the_host_only_where_they_have_to(algorithm, way):
+    copied = native.core_library().adasum_device_copied_bytes
+    per_rank = vectors([(2_000_000,), (5,)], DTYPES["float32"], 4)
+    before = copied()
+    simulate(per_rank, algorithm=algorithm)
+    # The tensors themselves come there and back once for each rank.
+    tensors = sum(array.nbytes for arrays in per_rank for array in arrays)
+    through_host = copied() - before - 2 * tensors
+    if way == "direct":
+        assert 0 < through_host < tensors // 100  # tables, and what the kernels find
+    else:
+        # Each rank sends and receives twice three quarters of them.
+        assert 3 * tensors <= through_host < 3.1 * tensors
 
 
 def test_ranks_that_differ(way):
