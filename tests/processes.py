@@ -12,18 +12,21 @@ from typing import IO
 
 from tf_adasum import launch
 
+_START = str(Path(__file__).with_name("start"))
 # TensorFlow's notices would bury what a failed rank says.
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 
 def start(command: list[str], output: IO, **environ: str) -> subprocess.Popen:
     """Starts a command with `launch.environment()`; all that it prints goes to `output`."""
+    environ = {**launch.environment(), **_QUIET, **environ}
+    environ["PYTHONPATH"] = os.pathsep.join([_START, environ["PYTHONPATH"]])
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
-        env={**launch.environment(), **_QUIET, **environ},
+        env=environ,
         start_new_session=True,
     )
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 
 #include "device_transport.h"
 #include "error.h"
@@ -23,6 +22,8 @@ int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * 
 // Everything at a time; and messages of a size at which starting them takes no time to speak of.
 constexpr int64_t kPieceBytes = int64_t{1} << 50;
 constexpr int64_t kMessageBytes = 4 << 20;
+
+constexpr int64_t kMostCopied = 16 << 20;
 
 }  // namespace
 
@@ -237,26 +238,28 @@ std::unique_ptr<Transport> QueuedDevice::Connect(Transport& transport) {
   return std::make_unique<DeviceTransport>(transport, *this);
 }
 
+// Through the arena, since pinned memory takes long to get; in pieces, if it is much.
 void QueuedDevice::CopyIn(char* to, const void* from, int64_t bytes) {
-  if (bytes == 0) return;
   EndBatch();
-  const std::unique_ptr<char, std::function<void(char*)>> pinned(
-      accelerator_->AllocatePinned(bytes),
-      [this](char* memory) { accelerator_->FreePinned(memory); });
-  std::memcpy(pinned.get(), from, static_cast<size_t>(bytes));
-  accelerator_->CopyIn(Accelerator::kCompute, to, pinned.get(), bytes);
+  for (int64_t at = 0; at < bytes; at += kMostCopied) {
+    const int64_t piece = std::min(kMostCopied, bytes - at);
+    const int64_t place = Take(Aligned(piece));  // which may give the arena other memory
+    char* pinned = arena_.pinned + place;
+    std::memcpy(pinned, static_cast<const char*>(from) + at, static_cast<size_t>(piece));
+    accelerator_->CopyIn(Accelerator::kCompute, to + at, pinned, piece);
+  }
   Finish();
 }
 
 void QueuedDevice::CopyOut(void* to, const char* from, int64_t bytes) {
-  if (bytes == 0) return;
   EndBatch();
-  const std::unique_ptr<char, std::function<void(char*)>> pinned(
-      accelerator_->AllocatePinned(bytes),
-      [this](char* memory) { accelerator_->FreePinned(memory); });
-  accelerator_->CopyOut(Accelerator::kCompute, pinned.get(), from, bytes);
-  Finish();
-  std::memcpy(to, pinned.get(), static_cast<size_t>(bytes));
+  for (int64_t at = 0; at < bytes; at += kMostCopied) {
+    const int64_t piece = std::min(kMostCopied, bytes - at);
+    const int64_t place = Take(Aligned(piece));
+    accelerator_->CopyOut(Accelerator::kCompute, arena_.pinned + place, from + at, piece);
+    Finish();
+    std::memcpy(static_cast<char*>(to) + at, arena_.pinned + place, static_cast<size_t>(piece));
+  }
 }
 
 }  // namespace adasum
