@@ -32,6 +32,10 @@ class _Options(ctypes.Structure):
         ("raise_nonfinite", ctypes.c_int32),
         ("skips_in_a_row", ctypes.c_int64),
         ("flight", ctypes.c_int64),
+        ("wire_dtype", ctypes.c_int32),
+        ("wire_exponent", ctypes.c_int64),
+        ("wire_good_syncs", ctypes.c_int64),
+        ("residuals", ctypes.POINTER(ctypes.c_void_p)),
     ]
 
 
@@ -40,6 +44,8 @@ class _Result(ctypes.Structure):
         ("syncs", ctypes.c_int64),
         ("skipped", ctypes.c_int32),
         ("identical", ctypes.c_int32),
+        ("wire_exponent", ctypes.c_int64),
+        ("wire_good_syncs", ctypes.c_int64),
     ]
 
 
@@ -50,6 +56,8 @@ class Synced:
     syncs: int
     skipped: bool
     orthogonality: list[float]
+    wire_scale: tuple[int, int]
+    """For the next one: exponent and good syncs."""
 
 
 def sync(
@@ -62,6 +70,9 @@ def sync(
     fusion_threshold: int | None = None,
     raise_nonfinite: bool = False,
     skips_in_a_row: int = 0,
+    wire_dtype: str | None = None,
+    wire_scale: tuple[int, int] = (0, 0),
+    residuals: Sequence[np.ndarray] | None = None,
 ) -> Synced:
     """Replaces `values`, and `starts` if asked, by `starts` + what all ranks' changes come to."""
     core.init()
@@ -71,11 +82,16 @@ def sync(
     given = (len(own), own.tensors, begun.pointers)
     tensors = _Tensors(*given, own.pointers, new_starts, 0, none.tensors, none.pointers)
     reduce = core._options("adasum", name, algorithm, fusion_threshold)
-    options = _Options(reduce, 1, 0, raise_nonfinite, skips_in_a_row, -1)
+    wire = 0 if wire_dtype is None else native.DTYPES[wire_dtype]
+    kept = None if residuals is None else core._Tensors(residuals).pointers
+    options = _Options(
+        reduce, 1, 0, raise_nonfinite, skips_in_a_row, -1, wire, *wire_scale, residuals=kept
+    )
     result, orthogonality = _Result(), (ctypes.c_double * len(own))()
     core._check(
         native.core_library().adasum_sync(
             ctypes.byref(tensors), ctypes.byref(options), ctypes.byref(result), orthogonality
         )
     )
-    return Synced(result.syncs, bool(result.skipped), list(orthogonality))
+    scale = (result.wire_exponent, result.wire_good_syncs)
+    return Synced(result.syncs, bool(result.skipped), list(orthogonality), scale)

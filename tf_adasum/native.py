@@ -134,6 +134,7 @@ _PROTOTYPES = {
         ctypes.c_int,
         [_DEVICE, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32],
     ),
+    "adasum_sent_bytes": (ctypes.c_int64, []),
     "adasum_device_copied_bytes": (ctypes.c_int64, []),
     "adasum_has_cuda": (ctypes.c_int, []),
     "adasum_cuda_devices": (ctypes.c_int, []),

@@ -58,6 +58,13 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             on from its own weights, and its own change is then replaced by the combined one. When
             `fit` ends, or at `sync()`, nothing is left under way. Takes memory for two more copies
             of the trainable weights. Not with constraints, nor with `average_inner_state`.
+        wire_dtype: "float16" or "bfloat16": float32 changes are sent as that, in half the bytes (the
+            paper's section 4.4.1); dot products are still summed in float64. For float16 they are
+            scaled by a power of two that is part of the optimizer's state: it grows after 200 syncs,
+            and a sync that does not fit is done again at half of it, so nothing is lost. Not with
+            `overlap`, and not yet for variables on a GPU.
+        error_feedback: whether what rounding to `wire_dtype` drops is kept for the rank's next
+            change; takes one more copy of the weights.
         elastic: whether the other ranks go on when the process of one dies; else the job ends. For
             Open MPI 5 started by `mpirun --with-ft ulfm`. They get new numbers, in the same order,
             and go on with each other's changes of the weights; where the rank died in the midst of
@@ -92,6 +99,8 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         fusion_threshold: int | None = None,
         nonfinite: str = "skip",
         average_inner_state: bool = False,
+        wire_dtype: str | None = None,
+        error_feedback: bool = True,
         overlap: bool = False,
         elastic: bool = False,
         name: str | None = None,
@@ -108,6 +117,8 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             fusion_threshold=fusion_threshold,
             nonfinite=nonfinite,
             average_inner_state=average_inner_state,
+            wire_dtype=wire_dtype,
+            error_feedback=error_feedback,
             overlap=overlap,
             elastic=elastic,
         )
@@ -139,6 +150,21 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             (len(variables),), dtype="float32", name="orthogonality"
         )
         self._starts = [self.add_variable_from_reference(v, name="start") for v in variables]
+        self._wire_scale, self._residuals = None, []
+        if self._options.wire_dtype is not None:
+            # Not by assigning, which is lost where build runs while a function is traced.
+            self._wire_scale = self.add_variable(
+                (2,),
+                initializer=lambda shape, dtype: keras.ops.convert_to_tensor(
+                    window.first_wire_scale(self._options), dtype
+                ),
+                dtype="int64",
+                name="wire_scale",
+            )
+            if self._options.error_feedback:
+                self._residuals = [
+                    self.add_variable_from_reference(v, name="residual") for v in variables
+                ]
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
         super().build(variables)
@@ -174,6 +200,8 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             starts=self._starts,
             states=self._averaged_state() if self._options.average_inner_state else [],
             orthogonality=self.orthogonality,
+            wire_scale=self._wire_scale,
+            residuals=self._residuals,
             options=self._options,
             flight=self._flight,
             name=self._name_on_all_ranks,

@@ -37,6 +37,8 @@ class Options:
     fusion_threshold: int | None = None
     nonfinite: str = "skip"
     average_inner_state: bool = False
+    wire_dtype: str | None = None
+    error_feedback: bool = True
     overlap: bool = False
     elastic: bool = False
 
@@ -54,6 +56,13 @@ class Options:
             raise ValueError(
                 f"`nonfinite` must be 'skip' or 'raise'. Received: nonfinite={self.nonfinite!r}"
             )
+        if self.wire_dtype not in (None, "float16", "bfloat16"):
+            raise ValueError(
+                "`wire_dtype` must be None, 'float16' or 'bfloat16'. Received: "
+                f"wire_dtype={self.wire_dtype!r}"
+            )
+        if self.overlap and self.wire_dtype is not None:
+            raise ValueError("`overlap` and `wire_dtype` do not go together yet.")
         if self.overlap and self.average_inner_state:
             raise ValueError(
                 "`overlap` and `average_inner_state` do not go together: while a sync is under "
@@ -77,7 +86,7 @@ class Options:
         """What has to be equal on all ranks beyond what the core compares."""
         return ", ".join(
             f"{option}={getattr(self, option)}"
-            for option in ("local_steps", "nonfinite", "overlap", "elastic")
+            for option in ("local_steps", "nonfinite", "wire_dtype", "overlap", "elastic")
         )
 
     def take_effect(self) -> None:
@@ -119,6 +128,10 @@ class Window:
     """Compared over the ranks and shown in errors, like the options and the variables' names."""
     flight: int
     """Of `new_flight`: tells apart the optimizers of this process whose syncs overlap."""
+    wire_scale: Variable | None = None
+    """With `wire_dtype`: int64, two elements, `first_wire_scale` at first."""
+    residuals: Sequence[Variable] = ()
+    """What rounding to `wire_dtype` dropped; one like each variable, zeros at first, or none."""
     inner_variables: Sequence[Variable] = ()
     """The wrapped optimizer's, made equal with the weights: some keep weights among them."""
 
@@ -213,11 +226,16 @@ class Window:
     def _reduce(self, flush: bool) -> None:
         self._open()
         resources = collectives.handles(self.variables)
-        syncs, skipped, orthogonality = collectives.ops().adasum_sync(
+        syncs, skipped, orthogonality, wire_scale = collectives.ops().adasum_sync(
             resources,
             collectives.handles(self.starts),
             collectives.handles(self.states),
+            collectives.handles(self.residuals),
             pending=tf.convert_to_tensor(self.local_step) > 0,
+            wire_scale=tf.zeros(2, tf.int64)
+            if self.wire_scale is None
+            else tf.convert_to_tensor(self.wire_scale),
+            wire_dtype=self.options.wire_dtype or "",
             skips_in_a_row=tf.convert_to_tensor(self.skips),
             order=collectives.order(resources),
             op=self.options.op.value,
@@ -237,6 +255,8 @@ class Window:
         # this window's are lost because a rank has died in the midst of its sync: the weights are
         # those of the last one then.
         self.local_step.assign(tf.zeros((), tf.int64))
+        if self.wire_scale is not None:
+            self.wire_scale.assign(wire_scale)
         tf.cond(syncs > 0, lambda: self._note(syncs, skipped, orthogonality), nothing)
 
     def _note(self, syncs: tf.Tensor, skipped: tf.Tensor, orthogonality: tf.Tensor) -> None:
@@ -275,6 +295,11 @@ def names(variables: Sequence[Variable]) -> list[str]:
 def _split_number(part: str) -> tuple[str, int]:
     base, number = re.fullmatch(r"(.*?)(?:_(\d+))?", part).groups()
     return base, -1 if number is None else int(number)
+
+
+def first_wire_scale(options: Options) -> list[int]:
+    """Exponent and good syncs: changes up to 64 fit float16 then, and it grows from there."""
+    return [10 if options.wire_dtype == "float16" else 0, 0]
 
 
 _flights = itertools.count()

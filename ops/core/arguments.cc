@@ -103,6 +103,32 @@ std::vector<const void*> DataOf(const AdasumTensor* tensors, int64_t count) {
   return data;
 }
 
+Wire WireOf(const AdasumSyncOptions& given, const AdasumTensor* values, int64_t count) {
+  if (given.wire_dtype == ADASUM_OTHER) return {};
+  if (given.wire_dtype != ADASUM_FLOAT16 && given.wire_dtype != ADASUM_BFLOAT16) {
+    Refuse("`wire_dtype` must be 0 (as they are), 1 (float16) or 2 (bfloat16). Received: " +
+           std::to_string(given.wire_dtype));
+  }
+  constexpr int64_t kLargest = 120;
+  if (given.wire_exponent < -kLargest || given.wire_exponent > kLargest) {
+    Refuse("`wire_exponent` must be from -120 to 120. Received: " +
+           std::to_string(given.wire_exponent));
+  }
+  for (int64_t t = 0; given.residuals != nullptr && t < count; ++t) {
+    const bool is_kept = values[t].dtype == ADASUM_FLOAT32 && given.residuals[t] == nullptr;
+    if (is_kept && SpecsOf(values + t, 1, "tensor")[0].bytes() > 0) {
+      Refuse("`residuals` must have memory for tensor " + std::to_string(t));
+    }
+  }
+  if (given.wire_good_syncs < 0) {
+    Refuse("`wire_good_syncs` must not be negative. Received: " +
+           std::to_string(given.wire_good_syncs));
+  }
+  return {static_cast<DType>(given.wire_dtype),
+          {given.wire_exponent, given.wire_good_syncs},
+          given.residuals};
+}
+
 void CheckMemory(const std::vector<TensorSpec>& specs, const void* const* memory,
                  const char* name) {
   for (size_t t = 0; t < specs.size(); ++t) {

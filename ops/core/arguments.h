@@ -12,6 +12,7 @@
 #include "error.h"
 #include "fusion.h"
 #include "transport.h"
+#include "wire.h"
 
 namespace adasum {
 
@@ -31,6 +32,9 @@ ReduceOptions OptionsOf(const AdasumReduceOptions& given, const Transport& trans
 // what: in texts, "tensor" or "averaged state". What the specs point to is the caller's.
 std::vector<TensorSpec> SpecsOf(const AdasumTensor* tensors, int64_t count, const char* what);
 std::vector<const void*> DataOf(const AdasumTensor* tensors, int64_t count);
+
+// How changes of these values are sent.
+Wire WireOf(const AdasumSyncOptions& given, const AdasumTensor* values, int64_t count);
 
 // That there is memory for each tensor that has elements; name: the parameter's.
 void CheckMemory(const std::vector<TensorSpec>& specs, const void* const* memory, const char* name);

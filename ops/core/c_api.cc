@@ -53,6 +53,7 @@ using adasum::TensorSpec;
 using adasum::TextOf;
 using adasum::Transport;
 using adasum::Watchdog;
+using adasum::WireOf;
 
 thread_local std::string last_error;
 
@@ -332,8 +333,12 @@ int adasum_sync(const AdasumSyncTensors* t, const AdasumSyncOptions* o, AdasumSy
     Given(o, "options");
     Given(result, "result");
     const adasum::SyncOptions options{
-        OptionsOf(o->reduce, *all->transport(), DeviceOf(o->reduce.device)), o->pending != 0,
-        o->flush != 0, o->raise_nonfinite != 0, o->skips_in_a_row};
+        OptionsOf(o->reduce, *all->transport(), DeviceOf(o->reduce.device)),
+        o->pending != 0,
+        o->flush != 0,
+        o->raise_nonfinite != 0,
+        o->skips_in_a_row,
+        WireOf(*o, t->values, t->count)};
     const std::vector<TensorSpec> specs = SpecsOf(t->values, t->count, "tensor");
     const std::vector<TensorSpec> states = SpecsOf(t->states, t->state_count, "averaged state");
     CheckMemory(specs, t->starts, "starts");
@@ -343,6 +348,9 @@ int adasum_sync(const AdasumSyncTensors* t, const AdasumSyncOptions* o, AdasumSy
     if (is_flight && !options.reduce.device->is_host()) {
       throw Error(ErrorKind::kInvalidArgument,
                   "a sync beside training takes tensors in the host's memory only");
+    }
+    if (is_flight && options.wire.is_narrow()) {
+      throw Error(ErrorKind::kInvalidArgument, "a sync beside training has no `wire_dtype`");
     }
     if (is_flight && !states.empty()) {
       throw Error(ErrorKind::kInvalidArgument, "a sync beside training takes no states");
@@ -359,7 +367,8 @@ int adasum_sync(const AdasumSyncTensors* t, const AdasumSyncOptions* o, AdasumSy
     const adasum::SyncResult done = is_flight
                                         ? WorldFlights()->Sync(o->flight, tensors, options, name)
                                         : all->Sync(tensors, options, name);
-    *result = {done.syncs, done.skipped, done.report.identical()};
+    *result = {done.syncs, done.skipped, done.report.identical(),
+               done.scale.exponent, done.scale.good};
     if (orthogonality == nullptr) return;
     const std::vector<double>& known = done.report.orthogonality;
     for (int64_t i = 0; i < t->count; ++i) {
@@ -512,6 +521,8 @@ int adasum_device_copy(const AdasumDevice* device, void* to, const void* from, i
     to_device != 0 ? on.CopyIn(into, out_of, bytes) : on.CopyOut(into, out_of, bytes);
   });
 }
+
+int64_t adasum_sent_bytes(void) { return adasum::Transport::sent_bytes; }
 
 int64_t adasum_device_copied_bytes(void) { return adasum::Accelerator::copied_bytes; }
 

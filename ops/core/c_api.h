@@ -186,12 +186,24 @@ typedef struct {
    * new_values is value + (result - the change that was handed over). With flush, nothing is left
    * under way. No states, and new_starts is not null. */
   int64_t flight;
+  /* ADASUM_FLOAT16 or ADASUM_BFLOAT16: float32 changes are sent as that, times 2^wire_exponent,
+   * which must be equal on all ranks; ADASUM_OTHER (0): all as they are. Where a change does not
+   * fit, it is reduced again with an exponent that is lower by one. residuals: for each value,
+   * float32 memory of its size that holds what rounding dropped the last time, zeros at first; or
+   * null. Null where nothing is kept. Not with a flight. */
+  int32_t wire_dtype;
+  int64_t wire_exponent;
+  int64_t wire_good_syncs; /* what the last sync's result said, 0 at first */
+  float* const* residuals;
 } AdasumSyncOptions;
 
 typedef struct {
   int64_t syncs;     /* reductions done; 0 where no rank had a change */
   int32_t skipped;   /* this rank's change was not finite */
   int32_t identical; /* all ranks seem to have had the same change */
+  /* For the next sync: the exponent is lower after one that did not fit, and for float16 higher by one
+   * after each 200 that did. */
+  int64_t wire_exponent, wire_good_syncs;
 } AdasumSyncResult;
 
 /* Brings ranks that trained on their own together: value - start is reduced, and start + result is
@@ -230,6 +242,8 @@ ADASUM_EXPORT int adasum_device_allocate(const AdasumDevice* device, int64_t byt
 ADASUM_EXPORT int adasum_device_free(const AdasumDevice* device, void* memory);
 ADASUM_EXPORT int adasum_device_copy(const AdasumDevice* device, void* to, const void* from,
                                      int64_t bytes, int32_t to_device);
+/* The bytes that this process has sent in messages to other ranks. */
+ADASUM_EXPORT int64_t adasum_sent_bytes(void);
 /* The bytes that this process has copied between the host and devices, both ways: also tables, and
  * what kernels have found. */
 ADASUM_EXPORT int64_t adasum_device_copied_bytes(void);

@@ -83,6 +83,12 @@ Call& Call::WithStarts(uint64_t checksum, std::function<uint64_t(size_t tensor)>
   return *this;
 }
 
+Call& Call::WithWire(DType dtype, int64_t exponent) {
+  wire_ = dtype;
+  wire_exponent_ = exponent;
+  return *this;
+}
+
 Call& Call::IgnoringFirstDimension() {
   first_dim_ = 1;
   return *this;
@@ -98,6 +104,10 @@ uint64_t Call::Hash() const {
   if (device_ != nullptr && !device_->is_host()) hasher.Add(std::string_view(device_->kind()));
   hasher.Add(static_cast<uint64_t>(root_));
   hasher.Add(starts_);
+  if (wire_ != DType::kOther) {
+    hasher.Add(static_cast<uint64_t>(wire_));
+    hasher.Add(static_cast<uint64_t>(wire_exponent_));
+  }
   if (tensors_ != nullptr) AddTo(hasher, *tensors_);
   if (states_ != nullptr) AddTo(hasher, *states_);
   return hasher.hash();
@@ -125,6 +135,13 @@ std::vector<std::string> Call::Describe() const {
     facts.push_back(std::string("tensors in memory of: ") + device_->kind());
   }
   facts.push_back(root_ < 0 ? "no root rank" : "root rank: " + std::to_string(root_));
+  if (wire_ != DType::kOther) {
+    facts.push_back(std::string("wire dtype: ") +
+                    (wire_ == DType::kFloat16 ? "float16" : "bfloat16") + ", times 2^" +
+                    std::to_string(wire_exponent_));
+  } else if (kind_ == CallKind::kSync) {
+    facts.push_back("no wire dtype");
+  }
   if (tensors_ == nullptr) return facts;
   if (starts_ != 0) {
     facts.push_back("weights at the start of the window that have the checksum " +

@@ -30,6 +30,8 @@ class Call : public CallSignature {
   // A checksum of what has to be equal beside the tensors' shapes. of_tensor, which may be empty,
   // tells each tensor's, for the error's text.
   Call& WithStarts(uint64_t checksum, std::function<uint64_t(size_t tensor)> of_tensor);
+  // How changes are sent.
+  Call& WithWire(DType dtype, int64_t exponent);
   Call& IgnoringFirstDimension();
 
   uint64_t Hash() const override;
@@ -47,6 +49,8 @@ class Call : public CallSignature {
   const Device* device_ = nullptr;
   int root_ = -1;
   uint64_t starts_ = 0;
+  DType wire_ = DType::kOther;
+  int64_t wire_exponent_ = 0;
   std::function<uint64_t(size_t tensor)> start_of_tensor_;
   const std::vector<TensorSpec>* tensors_ = nullptr;
   const std::vector<TensorSpec>* states_ = nullptr;

@@ -61,6 +61,9 @@ class Kernels {
   virtual void Delta(const void* value, const void* start, int64_t n, void* out) const = 0;
   // out = start + change. out may be start.
   virtual void Apply(const void* start, const void* change, int64_t n, void* out) const = 0;
+  // to = from * scale, rounded to this dtype once, and back: for float16 and bfloat16.
+  virtual void Narrow(const float* from, double scale, int64_t n, void* to) const = 0;
+  virtual void Widen(const void* from, double scale, int64_t n, float* to) const = 0;
   virtual void Copy(const void* from, int64_t n, void* to) const = 0;
   virtual void Zero(int64_t n, void* to) const = 0;
 

@@ -127,6 +127,14 @@ class CpuKernels : public Kernels {
     loops_.apply(start, change, n, out);
   }
 
+  void Narrow(const float* from, double scale, int64_t n, void* to) const override {
+    loops_.narrow(from, scale, n, to);
+  }
+
+  void Widen(const void* from, double scale, int64_t n, float* to) const override {
+    loops_.widen(from, scale, n, to);
+  }
+
   void Copy(const void* from, int64_t n, void* to) const override {
     if (n > 0 && from != to) std::memcpy(to, from, static_cast<size_t>(n * item_bytes));
   }

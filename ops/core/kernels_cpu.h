@@ -21,6 +21,8 @@ struct Loops {
                   void* out);
   void (*delta)(const void* value, const void* start, int64_t n, void* out);
   void (*apply)(const void* start, const void* change, int64_t n, void* out);
+  void (*narrow)(const float* from, double scale, int64_t n, void* to);
+  void (*widen)(const void* from, double scale, int64_t n, float* to);
 };
 
 struct LoopSet {

@@ -27,6 +27,11 @@ constexpr int64_t kMostCopied = 16 << 20;
 
 }  // namespace
 
+[[noreturn]] void ThrowNoWire() {
+  throw Error(ErrorKind::kInvalidArgument,
+              "`wire_dtype` is for tensors in the host's memory, not yet for those on a GPU");
+}
+
 class QueuedDevice::QueuedKernels : public Kernels {
  public:
   QueuedKernels(QueuedDevice& device, DType dtype, int64_t bytes)
@@ -69,6 +74,8 @@ class QueuedDevice::QueuedKernels : public Kernels {
   void Apply(const void* start, const void* change, int64_t n, void* out) const override {
     Add(Kind::kApply, {start, change, out, n, {}}, {});
   }
+  void Narrow(const float*, double, int64_t, void*) const override { ThrowNoWire(); }
+  void Widen(const void*, double, int64_t, float*) const override { ThrowNoWire(); }
   void Copy(const void* from, int64_t n, void* to) const override {
     if (from != to) Add(Kind::kCopy, {from, nullptr, to, n, {}}, {});
   }

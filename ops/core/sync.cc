@@ -1,6 +1,7 @@
 #include "sync.h"
 
 #include <functional>
+#include <optional>
 
 #include "agreement.h"
 #include "call.h"
@@ -12,10 +13,14 @@ namespace adasum {
 namespace {
 
 // What a rank tells the others while they agree on the call.
-constexpr uint64_t kPending = 1;    // it has a change to bring
-constexpr uint64_t kGoesOn = 2;     // it does not flush: more calls will come
-constexpr uint64_t kSkips = 4;      // its change is not finite, and counts as zero
-constexpr uint64_t kNonfinite = 8;  // its change is not finite, and that is an error
+constexpr uint64_t kPending = 1;     // it has a change to bring
+constexpr uint64_t kGoesOn = 2;      // it does not flush: more calls will come
+constexpr uint64_t kSkips = 4;       // its change is not finite, and counts as zero
+constexpr uint64_t kNonfinite = 8;   // its change is not finite, and that is an error
+constexpr uint64_t kOverflows = 16;  // its change does not fit the wire at this scale
+
+// At this one all float32 numbers fit float16.
+constexpr int64_t kLeastExponent = -120, kLargestExponent = 120;
 
 constexpr int64_t kNoTensor = -1;
 
@@ -33,7 +38,12 @@ class SyncCall::State {
         deltas_(device_, options.reduce.fusion_threshold),
         states_(device_, options.reduce.fusion_threshold),
         inputs_{options.pending, tensors.values, tensors.starts, tensors.states} {
-    deltas_.Add(tensors.specs, options.reduce.op);
+    result_.scale = options.wire.scale;
+    if (options.wire.is_narrow()) {
+      CheckReducible(tensors.specs);
+      narrow_.emplace(device_, tensors.specs, options.wire);
+    }
+    deltas_.Add(narrow_ ? narrow_->specs() : tensors.specs, options.reduce.op);
     states_.Add(tensors.state_specs, Op::kAverage);
   }
 
@@ -41,32 +51,23 @@ class SyncCall::State {
              SayingBuffers& saying_buffers) {
     touched_ = false;
     reduced_ = false;
-    is_small_ = IsSmall(transport, device_, deltas_.bytes() + states_.bytes());
-    const Place place{transport, bulk, workspace, saying_buffers};
-    const Ends delta_ends = DeltaEnds(), state_ends = StateEnds();
-    AllreduceCall deltas = Prepare(place, deltas_, delta_ends);
-    const Agreed agreed = Agree(place, deltas);
-    const bool again = options_.flush && (agreed.flags & kGoesOn);
-    if (!(agreed.flags & kPending)) {
-      KeepValues();
-      return again;
+    // From what all ranks have come to, also where a round is done again.
+    scale_ = result_.scale;
+    while (true) {
+      const Attempt attempt = TryRound(transport, bulk, workspace, saying_buffers);
+      if (attempt != Attempt::kOverflows) return attempt == Attempt::kAgain;
+      if (scale_.exponent == kLeastExponent) {
+        throw Error(ErrorKind::kInvalidArgument,
+                    "the change of the weights since the last sync does not fit `wire_dtype`");
+      }
+      scale_ = {scale_.exponent - 1, 0};
     }
-    report_ = Reduce(place, deltas_, delta_ends, &deltas, agreed.said, 0);
-    // What goes with a change that is not finite is likely not finite either, and must not get
-    // into the other ranks' mean.
-    if (!(agreed.flags & kSkips)) {
-      AllreduceCall states = Prepare(place, states_, state_ends);
-      Reduce(place, states_, state_ends, &states, agreed.said, deltas_.bytes());
-    } else {
-      Keep(tensors_.state_specs, inputs_.states, tensors_.new_states);
-    }
-    reduced_ = true;
-    return again;
   }
 
   void EndRound() {
     result_.skipped = result_.skipped || counts_as_zero_;
     if (!reduced_) return;
+    NoteGoodScale();
     if (result_.syncs++ == 0) result_.report = report_;
     if (keeps_starts_) Keep(tensors_.specs, tensors_.new_values, tensors_.new_starts);
     inputs_ = {false, tensors_.new_values, tensors_.new_values, tensors_.new_states};
@@ -86,6 +87,45 @@ class SyncCall::State {
   const SyncResult& result() const { return result_; }
 
  private:
+  void NoteGoodScale() {
+    // Only float16 lacks small numbers.
+    if (options_.wire.dtype == DType::kFloat16 && ++scale_.good >= Scale::kGrowsAfter &&
+        scale_.exponent < kLargestExponent) {
+      scale_ = {scale_.exponent + 1, 0};
+    }
+    result_.scale = scale_;
+  }
+
+  enum class Attempt { kLast, kAgain, kOverflows };
+
+  Attempt TryRound(Transport& transport, Transport& bulk, Workspace& workspace,
+                   SayingBuffers& saying_buffers) {
+    is_small_ = IsSmall(transport, device_, deltas_.bytes() + states_.bytes());
+    const Place place{transport, bulk, workspace, saying_buffers};
+    const Ends delta_ends = DeltaEnds(), state_ends = StateEnds();
+    AllreduceCall deltas = Prepare(place, deltas_, delta_ends);
+    const Agreed agreed = Agree(place, deltas);
+    if (agreed.flags & kOverflows) return Attempt::kOverflows;
+    const bool again = options_.flush && (agreed.flags & kGoesOn);
+    const Attempt done = again ? Attempt::kAgain : Attempt::kLast;
+    if (!(agreed.flags & kPending)) {
+      KeepValues();
+      return done;
+    }
+    report_ = Reduce(place, deltas_, delta_ends, &deltas, agreed.said, 0);
+    if (narrow_ && !LandNarrow()) return Attempt::kOverflows;
+    // What goes with a change that is not finite is likely not finite either, and must not get
+    // into the other ranks' mean.
+    if (!(agreed.flags & kSkips)) {
+      AllreduceCall states = Prepare(place, states_, state_ends);
+      Reduce(place, states_, state_ends, &states, agreed.said, deltas_.bytes());
+    } else {
+      Keep(tensors_.state_specs, inputs_.states, tensors_.new_states);
+    }
+    reduced_ = true;
+    return done;
+  }
+
   struct Place {
     Transport& transport;
     Transport& bulk;
@@ -132,9 +172,13 @@ class SyncCall::State {
                                      options_.skips_in_a_row >= SyncOptions::kMaxSkipsInARow - 1);
     const bool pending = inputs_.pending || (!is_bad && !found.zero);
     const uint64_t own = (pending ? kPending : 0) | (options_.flush ? 0 : kGoesOn) |
-                         (is_bad ? kSkips : 0) | (is_error ? kNonfinite : 0);
+                         (is_bad ? kSkips : 0) | (is_error ? kNonfinite : 0) |
+                         (overflows ? kOverflows : 0);
+    // One that counts as zero fits in any case.
+    const bool overflows = narrow_ && !FillNarrow();
     Call call(CallKind::kSync, name_);
     call.With(options_.reduce).With(tensors_.specs).WithStates(tensors_.state_specs);
+    if (narrow_) call.WithWire(options_.wire.dtype, scale_.exponent);
     // Deltas from different starts would add up to different weights without anybody noticing.
     std::function<uint64_t(size_t)> start_of;
     if (inputs_.starts != nullptr) {
@@ -158,13 +202,11 @@ class SyncCall::State {
 
   Findings Inspect() {
     inspections_.assign(tensors_.specs.size(), Inspection{});
-    for (const Bucket& bucket : deltas_.buckets()) {
-      for (size_t i = 0; i < bucket.tensors.size(); ++i) {
-        const int64_t t = bucket.tensors[i];
-        const void* start = inputs_.starts == nullptr ? nullptr : inputs_.starts[t];
-        bucket.kernels.Inspect(inputs_.values[t], start, bucket.layout.tensor(i).size(),
-                               &inspections_[t]);
-      }
+    for (size_t t = 0; t < tensors_.specs.size(); ++t) {
+      const TensorSpec& spec = tensors_.specs[t];
+      if (spec.dtype == DType::kOther) continue;  // refused once the ranks have agreed
+      const void* start = inputs_.starts == nullptr ? nullptr : inputs_.starts[t];
+      device_.kernels(spec.dtype).Inspect(inputs_.values[t], start, spec.count(), &inspections_[t]);
     }
     device_.Finish();
     Findings found;
@@ -177,6 +219,38 @@ class SyncCall::State {
     }
     found.starts = inputs_.starts == nullptr ? tensors_.starts_checksum : starts.hash();
     return found;
+  }
+
+  // Returns whether all is finite at this scale.
+  bool FillNarrow() {
+    bool fits = true;
+    for (size_t t = 0; t < tensors_.specs.size(); ++t) {
+      const void* start = inputs_.starts == nullptr ? nullptr : inputs_.starts[t];
+      fits = narrow_->Fill(static_cast<int64_t>(t), inputs_.values[t], start, scale_.exponent,
+                           counts_as_zero_) &&
+             fits;
+    }
+    return fits;
+  }
+
+  // Writes the results, if all are finite: all ranks have the same, so they do so together.
+  bool LandNarrow() {
+    const auto count = static_cast<int64_t>(tensors_.specs.size());
+    for (int64_t t = 0; t < count; ++t) {
+      if (!narrow_->IsFinite(t)) return false;
+    }
+    touched_ = true;
+    for (int64_t t = 0; t < count; ++t) {
+      const void* start = inputs_.starts == nullptr ? nullptr : inputs_.starts[t];
+      // A round of a flush in which this rank brings nothing is one of changes that are zero, and
+      // brings what was dropped before.
+      narrow_->Land(t, inputs_.values[t], start, scale_.exponent, !counts_as_zero_,
+                    tensors_.new_values[t]);
+      if (tensors_.new_starts == nullptr || keeps_starts_) continue;
+      device_.kernels(tensors_.specs[t].dtype)
+          .Copy(tensors_.new_values[t], tensors_.specs[t].count(), tensors_.new_starts[t]);
+    }
+    return true;
   }
 
   Report Reduce(const Place& place, const Fusion& fusion, const Ends& ends, AllreduceCall* call,
@@ -194,6 +268,15 @@ class SyncCall::State {
 
   // Writes as it goes: a change is read before anything that was read for it is written.
   Ends DeltaEnds() {
+    if (narrow_) {
+      return {[this](const Kernels& kernels, int64_t t, int64_t begin, int64_t count, char* to) {
+                kernels.Copy(narrow_->of(t) + begin * kernels.item_bytes, count, to);
+              },
+              [this](const Kernels& kernels, int64_t t, int64_t begin, int64_t count,
+                     const char* from) {
+                kernels.Copy(from, count, narrow_->of(t) + begin * kernels.item_bytes);
+              }};
+    }
     const auto fill = [this](const Kernels& kernels, int64_t t, int64_t begin, int64_t count,
                              char* to) {
       const int64_t at = begin * kernels.item_bytes;
@@ -276,6 +359,8 @@ class SyncCall::State {
   const std::string& name_;
   const bool keeps_starts_;
   Device& device_;
+  std::optional<NarrowChanges> narrow_;
+  Scale scale_;  // while a round is done
   Fusion deltas_;
   Fusion states_;
   Inputs inputs_;

@@ -12,6 +12,7 @@
 #include "allreduce.h"
 #include "fusion.h"
 #include "transport.h"
+#include "wire.h"
 
 namespace adasum {
 
@@ -40,13 +41,16 @@ struct SyncOptions {
   // without a change, and it is an error once that has happened kMaxSkipsInARow times in a row.
   bool raise_nonfinite;
   int64_t skips_in_a_row;
+  // How float32 changes are sent; kOther for as they are. See wire.h.
+  Wire wire = {};
   static constexpr int64_t kMaxSkipsInARow = 3;
 };
 
 struct SyncResult {
-  int64_t syncs = 0;     // reductions done
-  bool skipped = false;  // this rank's change was not finite
-  Report report;         // of the first of the reductions; about specs alone
+  int64_t syncs = 0;      // reductions done
+  bool skipped = false;   // this rank's change was not finite
+  Scale scale;           // of the wire, for the next sync
+  Report report;          // of the first of the reductions; about specs alone
 };
 
 // A sync, round by round. Keeps references to what it is given.

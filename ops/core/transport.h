@@ -2,6 +2,7 @@
 #ifndef TF_ADASUM_OPS_CORE_TRANSPORT_H_
 #define TF_ADASUM_OPS_CORE_TRANSPORT_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -45,6 +46,9 @@ class Transport {
   enum Stream { kControl, kEvenBuckets, kOddBuckets };
 
   virtual ~Transport() = default;
+
+  // By all transports of this process, in messages to other ranks; not by threads as ranks.
+  static inline std::atomic<int64_t> sent_bytes{0};
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(hosts_.host_of.size()); }

@@ -312,6 +312,7 @@ void MpiTransport::CheckOthers() {
 
 void MpiTransport::SendReceive(const void* send, int64_t send_bytes, int to, void* receive,
                                int64_t receive_bytes, int from, Stream stream) {
+  sent_bytes += send_bytes;
   MpiTransfer(handle_->comm, send, send_bytes, to, receive, receive_bytes, from, kChunkBytes,
               stream)
       .Await();
@@ -319,6 +320,7 @@ void MpiTransport::SendReceive(const void* send, int64_t send_bytes, int to, voi
 
 int64_t MpiTransport::SendReceiveUpTo(const void* send, int64_t send_bytes, int to, void* receive,
                                       int64_t capacity, int from) {
+  sent_bytes += send_bytes;
   MPI_Status status;
   int count = 0;
   Check(MPI_Sendrecv(send, static_cast<int>(send_bytes), MPI_BYTE, to, kControl, receive,
@@ -331,6 +333,7 @@ int64_t MpiTransport::SendReceiveUpTo(const void* send, int64_t send_bytes, int 
 std::unique_ptr<Transfer> MpiTransport::Start(const void* send, int64_t send_bytes, int to,
                                               void* receive, int64_t receive_bytes, int from,
                                               int64_t piece_bytes, Stream stream) {
+  sent_bytes += send_bytes;
   return std::make_unique<MpiTransfer>(handle_->comm, send, send_bytes, to, receive, receive_bytes,
                                        from, piece_bytes, stream);
 }

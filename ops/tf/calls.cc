@@ -96,6 +96,12 @@ int ReadRoot(tensorflow::OpKernelConstruction* ctx) {
   return root;
 }
 
+int ReadWire(tensorflow::OpKernelConstruction* ctx) {
+  std::string dtype;
+  ctx->SetStatus(ctx->GetAttr("wire_dtype", &dtype));
+  return dtype == "float16" ? ADASUM_FLOAT16 : dtype == "bfloat16" ? ADASUM_BFLOAT16 : ADASUM_OTHER;
+}
+
 absl::Status Sync(const AdasumSyncTensors& tensors, const AdasumSyncOptions& options,
                   AdasumSyncResult* result, double* orthogonality) {
   const absl::Status status = ToStatus(adasum_sync(&tensors, &options, result, orthogonality));

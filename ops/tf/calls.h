@@ -22,6 +22,8 @@ absl::Status ToStatus(int code);
 // The ops' attributes "op", "algorithm" and "fusion_threshold" (without a name), and "root_rank".
 AdasumReduceOptions ReadReduce(tensorflow::OpKernelConstruction* ctx);
 int ReadRoot(tensorflow::OpKernelConstruction* ctx);
+// "wire_dtype", as an AdasumDType.
+int ReadWire(tensorflow::OpKernelConstruction* ctx);
 
 // adasum_sync, and what a user has to be told of its result.
 absl::Status Sync(const AdasumSyncTensors& tensors, const AdasumSyncOptions& options,

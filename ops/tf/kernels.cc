@@ -2,6 +2,7 @@
 // TensorFlow's.
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -213,6 +214,10 @@ class SyncOp : public CollectiveOp {
     reduce_.name = call_name();
     OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &count_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("M", &state_count_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("R", &residual_count_));
+    OP_REQUIRES(ctx, residual_count_ == 0 || residual_count_ == count_,
+                absl::InvalidArgumentError("`residuals` must be none, or one for each variable"));
+    wire_dtype_ = ReadWire(ctx);
     OP_REQUIRES_OK(ctx, ctx->GetAttr("flush", &flush_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("flight", &flight_));
     std::string nonfinite;
@@ -223,11 +228,11 @@ class SyncOp : public CollectiveOp {
 
   void Compute(OpKernelContext* ctx) override {
     LockedVariables variables;
-    OP_REQUIRES_OK(ctx, variables.Open(ctx, 2 * count_ + state_count_));
+    const int scalars_at = 2 * count_ + state_count_ + residual_count_;
+    OP_REQUIRES_OK(ctx, variables.Open(ctx, scalars_at));
     OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx, 0, count_));
     if (writes_starts()) OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx, count_, 2 * count_));
-    const int states_end = 2 * count_ + state_count_;
-    OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx, 2 * count_, states_end));
+    OP_REQUIRES_OK(ctx, variables.PrepareToWrite(ctx, 2 * count_, scalars_at));
     TensorViews values(count_), states(state_count_);
     std::vector<const void*> starts;
     std::vector<void*> new_values, new_starts, new_states;
@@ -245,12 +250,31 @@ class SyncOp : public CollectiveOp {
       Add(variables[2 * count_ + i], &states);
       new_states.push_back(variables.next(2 * count_ + i));
     }
+    std::vector<float*> residuals;
+    for (int i = scalars_at - residual_count_; i < scalars_at; ++i) {
+      const Tensor& kept = variables[i];
+      const Tensor& value = variables[residuals.size()];
+      OP_REQUIRES_OK(ctx, CheckStart(static_cast<int>(residuals.size()), value.dtype(),
+                                     value.shape(), kept.dtype(), kept.shape()));
+      // It is read and written in place.
+      void* memory = variables.next(i);
+      if (memory != DataOf(kept)) std::memcpy(memory, DataOf(kept), kept.TotalBytes());
+      residuals.push_back(static_cast<float*>(memory));
+    }
     const OpDevice device(ctx);
     AdasumReduceOptions reduce = reduce_;
     reduce.device = device.get();
-    const AdasumSyncOptions options{
-        reduce,           ctx->input(states_end).scalar<bool>()(),        flush_,
-        raise_nonfinite_, ctx->input(states_end + 1).scalar<int64_t>()(), flight_};
+    const auto scale = ctx->input(scalars_at + 2).vec<int64_t>();
+    const AdasumSyncOptions options{reduce,
+                                    ctx->input(scalars_at).scalar<bool>()(),
+                                    flush_,
+                                    raise_nonfinite_,
+                                    ctx->input(scalars_at + 1).scalar<int64_t>()(),
+                                    flight_,
+                                    wire_dtype_,
+                                    scale(0),
+                                    scale(1),
+                                    residuals.empty() ? nullptr : residuals.data()};
     const AdasumSyncTensors tensors{count_,
                                     values.data(),
                                     starts.data(),
@@ -268,6 +292,9 @@ class SyncOp : public CollectiveOp {
     Tensor* output = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(2, TensorShape({count_}), &output));
     std::copy(orthogonality.begin(), orthogonality.end(), output->vec<float>().data());
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(3, TensorShape({2}), &output));
+    output->vec<int64_t>()(0) = result.wire_exponent;
+    output->vec<int64_t>()(1) = result.wire_good_syncs;
   }
 
  private:
@@ -276,6 +303,8 @@ class SyncOp : public CollectiveOp {
   AdasumReduceOptions reduce_;
   int count_ = 0;
   int state_count_ = 0;
+  int residual_count_ = 0;
+  int wire_dtype_ = ADASUM_OTHER;
   bool flush_ = false;
   int64_t flight_ = -1;
   bool raise_nonfinite_ = false;
@@ -345,12 +374,15 @@ REGISTER_KERNEL_BUILDER(Name("AdasumSync")
                             .HostMemory("variables")
                             .HostMemory("starts")
                             .HostMemory("states")
+                            .HostMemory("residuals")
                             .HostMemory("pending")
                             .HostMemory("skips_in_a_row")
+                            .HostMemory("wire_scale")
                             .HostMemory("order")
                             .HostMemory("syncs")
                             .HostMemory("skipped")
-                            .HostMemory("orthogonality"),
+                            .HostMemory("orthogonality")
+                            .HostMemory("next_wire_scale"),
                         SyncOp);
 REGISTER_KERNEL_BUILDER(Name("AdasumBroadcast").Device(tensorflow::DEVICE_GPU).HostMemory("order"),
                         BroadcastOp);

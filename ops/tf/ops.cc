@@ -30,9 +30,13 @@ absl::Status SyncShapes(InferenceContext* c) {
     TF_RETURN_IF_ERROR(c->input(name, &input));
     TF_RETURN_IF_ERROR(c->WithRank(input[0], 0, &input[0]));
   }
+  std::vector<ShapeHandle> scale;
+  TF_RETURN_IF_ERROR(c->input("wire_scale", &scale));
+  TF_RETURN_IF_ERROR(c->Merge(scale[0], c->Vector(2), &scale[0]));
   c->set_output(0, c->Scalar());
   c->set_output(1, c->Scalar());
   c->set_output(2, c->Vector(variables));
+  c->set_output(3, c->Vector(2));
   return absl::OkStatus();
 }
 
@@ -70,12 +74,15 @@ REGISTER_OP("AdasumSync")
     .Input("variables: N * resource")
     .Input("starts: N * resource")
     .Input("states: M * resource")
+    .Input("residuals: R * resource")
     .Input("pending: bool")
     .Input("skips_in_a_row: int64")
+    .Input("wire_scale: int64")
     .Input("order: K * resource")
     .Output("syncs: int64")
     .Output("skipped: bool")
     .Output("orthogonality: float")
+    .Output("next_wire_scale: int64")
     .Attr("N: int >= 1")
     .Attr("M: int >= 0")
     .Attr("op: {'adasum', 'sum', 'average'}")
@@ -84,6 +91,8 @@ REGISTER_OP("AdasumSync")
     .Attr("flush: bool = false")
     .Attr("flight: int = -1")
     .Attr("nonfinite: {'skip', 'raise'} = 'skip'")
+    .Attr("wire_dtype: {'', 'float16', 'bfloat16'} = ''")
+    .Attr("R: int >= 0")
     .Attr("names: list(string) = []")
     .Attr("K: int >= 0")
     .Attr("call_name: string = ''")
@@ -103,8 +112,13 @@ flush: go on, with changes of zero, until every rank flushes.
 flight: a number of the optimizer's own if its syncs run beside training, or -1: the change is handed
   over, and what is assigned is what has become of the one that was handed over the last time.
 nonfinite: what becomes of a change that is not finite: an error on all ranks, or it counts as zero.
+wire_dtype: that of what float32 changes are sent as, times a power of two; '' for as they are.
+wire_scale: the exponent of that, and how many syncs there were since it changed; equal on all ranks.
+residuals: none, or for each variable one like it, for what rounding drops; zeros at first. Those of
+  variables that are not float32 are not looked at.
 syncs: how many reductions were done; 0 where no rank had a change.
 skipped: whether this rank's change was not finite.
+next_wire_scale: for the next sync.
 orthogonality: for each variable |Adasum(g1, ..., gn)|^2 / sum |gi|^2; NaN where that is not known.
 )doc");
 

@@ -2,6 +2,7 @@
 // handlers of XLA's custom calls (typed FFI), for memory of the host and of GPUs. They call the
 // core. See xla_kernels.cc.
 
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -102,9 +103,10 @@ absl::Status Broadcast(const Buffers& buffers, int64_t count, int64_t root, absl
 
 absl::Status Barrier(const std::string& name) { return ToStatus(adasum_barrier(name.c_str())); }
 
-// Operands: values, starts, states, pending, skips_in_a_row. Results: new values, new starts if
-// flush, new states, syncs, skipped, orthogonality.
+// Operands: values, starts, states, residuals, pending, skips_in_a_row, wire_scale. Results: new
+// values, new starts if flush, new states, new residuals, syncs, skipped, orthogonality, next_wire_scale.
 absl::Status SyncBuffers(const Buffers& buffers, int64_t count, int64_t state_count,
+                         int64_t residual_count, int64_t wire_dtype,
                          const AdasumReduceOptions& reduce, bool flush, int64_t flight,
                          bool raise_nonfinite, absl::string_view names) {
   TensorViews values(count), states(state_count);
@@ -117,12 +119,31 @@ absl::Status SyncBuffers(const Buffers& buffers, int64_t count, int64_t state_co
   const int64_t states_at = count + static_cast<int64_t>(new_starts.size());
   const std::vector<void*> new_states = buffers.Results(states_at, state_count);
 
-  const int64_t scalars_at = 2 * count + state_count;
+  const int64_t residuals_at = states_at + state_count;
+  const int64_t scalars_at = 2 * count + state_count + residual_count;
+  // They are read and written in place.
+  std::vector<float*> residuals;
+  for (int64_t i = 0; i < residual_count; ++i) {
+    const ffi::AnyBuffer kept = buffers.operand(2 * count + state_count + i);
+    void* memory = buffers.result(residuals_at + i);
+    if (memory != kept.untyped_data()) std::memcpy(memory, kept.untyped_data(), kept.size_bytes());
+    residuals.push_back(static_cast<float*>(memory));
+  }
   bool pending = false;
-  int64_t skips_in_a_row = 0;
+  int64_t skips_in_a_row = 0, scale[2] = {};
   TF_RETURN_IF_ERROR(buffers.Read(scalars_at, &pending));
   TF_RETURN_IF_ERROR(buffers.Read(scalars_at + 1, &skips_in_a_row));
-  const AdasumSyncOptions options{reduce, pending, flush, raise_nonfinite, skips_in_a_row, flight};
+  TF_RETURN_IF_ERROR(buffers.Read(scalars_at + 2, &scale));
+  const AdasumSyncOptions options{reduce,
+                                  pending,
+                                  flush,
+                                  raise_nonfinite,
+                                  skips_in_a_row,
+                                  flight,
+                                  static_cast<int32_t>(wire_dtype),
+                                  scale[0],
+                                  scale[1],
+                                  residuals.empty() ? nullptr : residuals.data()};
   const AdasumSyncTensors tensors{count,
                                   values.data(),
                                   starts.data(),
@@ -134,12 +155,14 @@ absl::Status SyncBuffers(const Buffers& buffers, int64_t count, int64_t state_co
   AdasumSyncResult result{};
   std::vector<double> orthogonality(count);
   TF_RETURN_IF_ERROR(Sync(tensors, options, &result, orthogonality.data()));
-  const int64_t results_at = states_at + state_count;
+  const int64_t results_at = residuals_at + residual_count;
   const bool skipped = result.skipped != 0;
   const std::vector<float> narrow(orthogonality.begin(), orthogonality.end());
   TF_RETURN_IF_ERROR(buffers.Write(results_at, &result.syncs, 1));
   TF_RETURN_IF_ERROR(buffers.Write(results_at + 1, &skipped, 1));
-  return buffers.Write(results_at + 2, narrow.data(), narrow.size());
+  TF_RETURN_IF_ERROR(buffers.Write(results_at + 2, narrow.data(), narrow.size()));
+  const int64_t next_scale[] = {result.wire_exponent, result.wire_good_syncs};
+  return buffers.Write(results_at + 3, next_scale, 2);
 }
 
 // A handler for each kind of memory: that for GPUs gets the stream too.
@@ -164,13 +187,14 @@ ffi::Error RunBarrier(const AdasumDevice*, ffi::RemainingArgs, ffi::RemainingRet
 }
 
 ffi::Error RunSync(const AdasumDevice* device, ffi::RemainingArgs operands,
-                   ffi::RemainingRets results, int64_t count, int64_t state_count, int64_t op,
-                   int64_t algorithm, int64_t fusion_threshold, bool flush, int64_t flight,
-                   bool raise_nonfinite, std::string_view names, std::string_view call_name) {
+                   ffi::RemainingRets results, int64_t count, int64_t state_count,
+                   int64_t residual_count, int64_t wire_dtype, int64_t op, int64_t algorithm,
+                   int64_t fusion_threshold, bool flush, int64_t flight, bool raise_nonfinite,
+                   std::string_view names, std::string_view call_name) {
   const std::string name(call_name);
-  return ToFfi(SyncBuffers({operands, results, device}, count, state_count,
-                           ToOptions(op, algorithm, fusion_threshold, name, device), flush, flight,
-                           raise_nonfinite, names));
+  return ToFfi(SyncBuffers({operands, results, device}, count, state_count, residual_count,
+                           wire_dtype, ToOptions(op, algorithm, fusion_threshold, name, device),
+                           flush, flight, raise_nonfinite, names));
 }
 
 // What follows the stream, if there is one.
@@ -211,6 +235,8 @@ auto BindSync(Binding binding) {
       .RemainingRets()
       .template Attr<int64_t>("count")
       .template Attr<int64_t>("state_count")
+      .template Attr<int64_t>("residual_count")
+      .template Attr<int64_t>("wire_dtype")
       .template Attr<int64_t>("op")
       .template Attr<int64_t>("algorithm")
       .template Attr<int64_t>("fusion_threshold")

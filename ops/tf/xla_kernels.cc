@@ -307,6 +307,8 @@ class SyncOp : public CollectiveOp {
   explicit SyncOp(OpKernelConstruction* ctx) : CollectiveOp(ctx), reduce_(ReadReduce(ctx)) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &count_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("M", &state_count_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("R", &residual_count_));
+    wire_dtype_ = ReadWire(ctx);
     OP_REQUIRES_OK(ctx, ctx->GetAttr("flush", &flush_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("flight", &flight_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("nonfinite", &nonfinite_));
@@ -314,7 +316,7 @@ class SyncOp : public CollectiveOp {
   }
 
   void Compile(XlaOpKernelContext* ctx) override {
-    const int scalars_at = 2 * count_ + state_count_;
+    const int scalars_at = 2 * count_ + state_count_ + residual_count_;
     Variables variables;
     OP_REQUIRES_OK(ctx, variables.Open(ctx, scalars_at));
     CustomCall call(ctx);
@@ -334,14 +336,17 @@ class SyncOp : public CollectiveOp {
         replaced.push_back(i);
       }
     }
-    OP_REQUIRES_OK(ctx, call.Read(ctx->Input(scalars_at)));
-    OP_REQUIRES_OK(ctx, call.Read(ctx->Input(scalars_at + 1)));
+    constexpr int kScalars = 3, kResults = 4;
+    for (int i = 0; i < kScalars; ++i) OP_REQUIRES_OK(ctx, call.Read(ctx->Input(scalars_at + i)));
     call.AddResult(xla::S64, {});
     call.AddResult(xla::PRED, {});
     call.AddResult(xla::F32, {count_});
+    call.AddResult(xla::S64, {2});
     const Attributes attributes = Attributes()
                                       .Int("count", count_)
                                       .Int("state_count", state_count_)
+                                      .Int("residual_count", residual_count_)
+                                      .Int("wire_dtype", wire_dtype_)
                                       .Reduce(reduce_)
                                       .Bool("flush", flush_)
                                       .Int("flight", flight_)
@@ -352,13 +357,15 @@ class SyncOp : public CollectiveOp {
     for (size_t i = 0; i < replaced.size(); ++i) {
       OP_REQUIRES_OK(ctx, variables.Assign(ctx, replaced[i], outputs[i]));
     }
-    for (int i = 0; i < 3; ++i) ctx->SetOutput(i, outputs[replaced.size() + i]);
+    for (int i = 0; i < kResults; ++i) ctx->SetOutput(i, outputs[replaced.size() + i]);
   }
 
  private:
   const AdasumReduceOptions reduce_;
   int count_ = 0;
   int state_count_ = 0;
+  int residual_count_ = 0;
+  int wire_dtype_ = ADASUM_OTHER;
   bool flush_ = false;
   int64_t flight_ = -1;
   std::string nonfinite_;

@@ -14,17 +14,17 @@ from tf_adasum.core import Op
 class WindowState(tf.Module):
     """The variables of a window: a node of the wrapper's checkpoint."""
 
-    def __init__(self, variables: Sequence[tf.Variable], name: str):
+    def __init__(self, variables: Sequence[tf.Variable], name: str, options: window.Options):
         super().__init__()
 
-        def zeros(shape: tf.TensorShape | tuple, dtype: tf.DType, own_name: str) -> tf.Variable:
+        def new(value: tf.Tensor, own_name: str) -> tf.Variable:
             # Version 1's, so that it gets into the graph's collections if there is one.
             return tf.compat.v1.Variable(
-                tf.zeros(shape, dtype),
-                trainable=False,
-                use_resource=True,
-                name=f"{name}/{own_name}",
+                value, trainable=False, use_resource=True, name=f"{name}/{own_name}"
             )
+
+        def zeros(shape: tf.TensorShape | tuple, dtype: tf.DType, own_name: str) -> tf.Variable:
+            return new(tf.zeros(shape, dtype), own_name)
 
         self.started = zeros((), tf.int64, "started")
         self.local_step = zeros((), tf.int64, "local_step")
@@ -32,11 +32,20 @@ class WindowState(tf.Module):
         self.skips = zeros((), tf.int64, "skips")
         self.orthogonality = zeros((len(variables),), tf.float32, "orthogonality")
         self.starts = [zeros(v.shape, dtype_of(v), f"start/{v.name[:-2]}") for v in variables]
+        self.wire_scale, self.residuals = None, []
+        if options.wire_dtype is not None:
+            scale = tf.constant(window.first_wire_scale(options), tf.int64)
+            self.wire_scale = new(scale, "wire_scale")
+            if options.error_feedback:
+                self.residuals = [
+                    zeros(v.shape, dtype_of(v), f"residual/{v.name[:-2]}") for v in variables
+                ]
 
     @property
     def all(self) -> list[tf.Variable]:
         counters = [self.started, self.local_step, self.syncs, self.skips]
-        return [*counters, self.orthogonality, *self.starts]
+        scale = [] if self.wire_scale is None else [self.wire_scale]
+        return [*counters, self.orthogonality, *self.starts, *scale, *self.residuals]
 
 
 class Wrapper:
@@ -95,7 +104,7 @@ class Wrapper:
             return
         window.check_variables(self._options, trained)
         with tf.init_scope():
-            self._state = state = WindowState(trained, name)
+            self._state = state = WindowState(trained, name, self._options)
             self._track_trackable(state, "window", overwrite=True)
             inner_variables = list(inner_state())
         averaged = inner_variables if self._options.average_inner_state else []
@@ -109,6 +118,8 @@ class Wrapper:
             syncs=state.syncs,
             skips=state.skips,
             orthogonality=state.orthogonality,
+            wire_scale=state.wire_scale,
+            residuals=state.residuals,
             options=self._options,
             flight=self._flight,
             name=f"{name}({type(self.inner_optimizer).__name__})",
