@@ -58,11 +58,11 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             on from its own weights, and its own change is then replaced by the combined one. When
             `fit` ends, or at `sync()`, nothing is left under way. Takes memory for two more copies
             of the trainable weights. Not with constraints, nor with `average_inner_state`.
-        wire_dtype: "float16" or "bfloat16": float32 changes are sent as that, in half the bytes (the
-            paper's section 4.4.1); dot products are still summed in float64. For float16 they are
-            scaled by a power of two that is part of the optimizer's state: it grows after 200 syncs,
-            and a sync that does not fit is done again at half of it, so nothing is lost. Not with
-            `overlap`, and not yet for variables on a GPU.
+        wire_dtype: "float16" or "bfloat16": float32 changes are sent as that, in half the bytes
+            (the paper's section 4.4.1); dot products are still summed in float64. For float16 they
+            are scaled by a power of two that is part of the optimizer's state: it grows after 200
+            syncs, and a sync that does not fit is done again at half of it, so nothing is lost.
+            Not with `overlap`, and not yet for variables on a GPU.
         error_feedback: whether what rounding to `wire_dtype` drops is kept for the rank's next
             change; takes one more copy of the weights.
         elastic: whether the other ranks go on when the process of one dies; else the job ends. For

@@ -170,12 +170,12 @@ class SyncCall::State {
     counts_as_zero_ = is_bad;
     const bool is_error = is_bad && (options_.raise_nonfinite ||
                                      options_.skips_in_a_row >= SyncOptions::kMaxSkipsInARow - 1);
+    // One that counts as zero fits in any case.
+    const bool overflows = narrow_ && !FillNarrow();
     const bool pending = inputs_.pending || (!is_bad && !found.zero);
     const uint64_t own = (pending ? kPending : 0) | (options_.flush ? 0 : kGoesOn) |
                          (is_bad ? kSkips : 0) | (is_error ? kNonfinite : 0) |
                          (overflows ? kOverflows : 0);
-    // One that counts as zero fits in any case.
-    const bool overflows = narrow_ && !FillNarrow();
     Call call(CallKind::kSync, name_);
     call.With(options_.reduce).With(tensors_.specs).WithStates(tensors_.state_specs);
     if (narrow_) call.WithWire(options_.wire.dtype, scale_.exponent);
