@@ -210,14 +210,13 @@ class SyncCall::State {
     }
     device_.Finish();
     Findings found;
-    Hasher starts;
     for (size_t t = 0; t < inspections_.size(); ++t) {
       const Inspection& of_tensor = inspections_[t];
       if (!of_tensor.finite && found.bad == kNoTensor) found.bad = static_cast<int64_t>(t);
       found.zero = found.zero && of_tensor.zero;
-      starts.Add(of_tensor.start);
     }
-    found.starts = inputs_.starts == nullptr ? tensors_.starts_checksum : starts.hash();
+    found.starts =
+        inputs_.starts == nullptr ? tensors_.starts_checksum : StartsChecksum(inspections_);
     return found;
   }
 
@@ -372,6 +371,12 @@ class SyncCall::State {
   Report report_;
   SyncResult result_;
 };
+
+uint64_t StartsChecksum(const std::vector<Inspection>& inspections) {
+  Hasher hasher;
+  for (const Inspection& of_tensor : inspections) hasher.Add(of_tensor.start);
+  return hasher.hash();
+}
 
 SyncCall::SyncCall(const SyncTensors& tensors, const SyncOptions& options, const std::string& name,
                    bool keeps_starts)

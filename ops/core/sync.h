@@ -53,6 +53,9 @@ struct SyncResult {
   Report report;          // of the first of the reductions; about specs alone
 };
 
+// Of all starts, from what was found in each tensor; 0 for those without elements.
+uint64_t StartsChecksum(const std::vector<Inspection>& inspections);
+
 // A sync, round by round. Keeps references to what it is given.
 class SyncCall {
  public:
