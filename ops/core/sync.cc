@@ -204,7 +204,8 @@ class SyncCall::State {
     inspections_.assign(tensors_.specs.size(), Inspection{});
     for (size_t t = 0; t < tensors_.specs.size(); ++t) {
       const TensorSpec& spec = tensors_.specs[t];
-      if (spec.dtype == DType::kOther) continue;  // refused once the ranks have agreed
+      // What has no arithmetic is refused once the ranks have agreed.
+      if (spec.dtype == DType::kOther || spec.count() == 0) continue;
       const void* start = inputs_.starts == nullptr ? nullptr : inputs_.starts[t];
       device_.kernels(spec.dtype).Inspect(inputs_.values[t], start, spec.count(), &inspections_[t]);
     }
