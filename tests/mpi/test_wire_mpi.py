@@ -209,8 +209,8 @@ def test_training_and_its_state(wire_dtype):
         got, optimizer = train(compiled, wire_dtype=wire_dtype)
         np.testing.assert_allclose(got, want, atol=20 * HALF[wire_dtype] * np.abs(want).max())
         assert not np.array_equal(got, want)
-        names = [variable.path.split("/")[-1] for variable in optimizer.variables]
-        assert {"wire_scale", "residual"} <= set(names)
+        paths = " ".join(variable.path for variable in optimizer.variables)
+        assert "wire_scale" in paths and "residual" in paths
         scale = next(v for v in optimizer.variables if v.path.endswith("wire_scale"))
         first = 10 if wire_dtype == "float16" else 0
         assert scale.numpy().tolist() == [first, 3 if wire_dtype == "float16" else 0]
