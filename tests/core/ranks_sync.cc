@@ -83,6 +83,11 @@ class Sync : public Step {
       rank.writes_starts = flush_ || (!values_are_changes_ && random.OneIn(2));
     }
     MakeSomeNonfinite(random);
+    if (dtype == DType::kFloat32 && !world.on_device && random.OneIn(2)) {
+      // At some scales a change overflows.
+      wire_.dtype = random.OneIn(2) ? DType::kFloat16 : DType::kBFloat16;
+      wire_.scale = {random.Between(-3, 16), random.Below(200)};
+    }
     for (Rank& rank : ranks_) {
       rank.given = rank.weights;
       rank.result = {LikeOf(rank.given.values), LikeOf(rank.given.starts),
@@ -114,7 +119,7 @@ class Sync : public Step {
                               77};
     adasum::ReduceOptions reduce = reduce_;
     reduce.device = &device;
-    const SyncOptions options{reduce, rank.pending, flush_, raise_, rank.skips};
+    const SyncOptions options{reduce, rank.pending, flush_, raise_, rank.skips, wire_};
     const auto sync = [&] { rank.done = place.communicator.Sync(tensors, options, "sync"); };
     if (is_error_) {
       ExpectError(ErrorKind::kInvalidArgument, "a sync of NaN", sync);
@@ -151,6 +156,10 @@ class Sync : public Step {
     for (const Rank& rank : ranks_) {
       Require(rank.done.syncs == (any_pending ? 1 : 0), "the number of syncs is wrong");
       Require(rank.done.skipped == rank.nonfinite, "skipped is wrong");
+      const adasum::Scale scale = rank.done.scale, first = ranks_[0].done.scale;
+      Require(scale.exponent == first.exponent && scale.good == first.good, "the scales differ");
+      const bool is_next = scale.exponent <= wire_.scale.exponent + 1;
+      Require(wire_.is_narrow() ? is_next : scale.exponent == 0, "the scale is wrong");
       CheckIdentical(rank.done, alike && nonzero && any_pending);
       CheckStates(rank, any_pending && !any_skips);
     }
@@ -210,8 +219,9 @@ class Sync : public Step {
       Require(value.data == rank.given.values[t].data, what + " is another one");
       return;
     }
-    CheckReduced(reduce_, world_, changes, ChangeOf(value, start), value.dtype,
-                 Norm(start.Values()), what);
+    const DType sent_as = wire_.is_narrow() ? wire_.dtype : value.dtype;
+    CheckReduced(reduce_, world_, changes, ChangeOf(value, start), sent_as, Norm(start.Values()),
+                 what);
     const bool is_plain =
         reduce_.algorithm == Algorithm::kRvh || reduce_.algorithm == Algorithm::kRing;
     double inputs = 0;
@@ -219,7 +229,7 @@ class Sync : public Step {
     if (reduce_.op != Op::kAdasum || !is_plain || inputs == 0 || world_.size() == 1) return;
     const double combined = Norm(Expected(reduce_.op, reduce_.algorithm, world_.host_of, changes));
     const double want = combined * combined / inputs, got = rank.done.report.orthogonality[t];
-    Require(std::fabs(got - want) <= 32 * world_.size() * Precision(value.dtype) * (want + 1),
+    Require(std::fabs(got - want) <= 32 * world_.size() * Precision(sent_as) * (want + 1),
             what + ": the orthogonality is " + std::to_string(got) + " and not " +
                 std::to_string(want));
   }
@@ -254,6 +264,7 @@ class Sync : public Step {
 
   const World& world_;
   const adasum::ReduceOptions reduce_;
+  adasum::Wire wire_;
   bool values_are_changes_ = false, flush_ = false, raise_ = false, is_error_ = false;
   size_t states_ = 0;
   std::vector<Rank> ranks_;
