@@ -354,7 +354,7 @@ def test_state_at_the_start():
         half.fit(data, verbose=0, callbacks=standard())
 
 
-@on_ranks(2, 3, 4)
+@on_ranks(3, 4)
 def test_orthogonality():
     import keras
     import tensorflow as tf

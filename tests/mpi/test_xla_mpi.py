@@ -18,7 +18,7 @@ def _bytes(tensors):
     return [tensor.numpy().tobytes() for tensor in tensors]
 
 
-@on_ranks(3, fresh=True)
+@on_ranks(2, fresh=True)
 def test_every_collective_gives_the_bits_of_the_graph():
     import tensorflow as tf
 
@@ -232,7 +232,7 @@ def test_errors():
 
 
 @pytest.mark.parametrize("inner", ["SGD", "Adam"])
-@on_ranks(3, timeout=120)  # XLA compiles for most of it
+@on_ranks(2, timeout=120)  # XLA compiles for most of it
 def test_training_equals_that_of_the_graph(inner):
     import keras
 

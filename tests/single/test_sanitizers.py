@@ -89,7 +89,7 @@ def test_ranks_touch_only_their_memory(simd):
 
 
 def test_ranks_do_not_race():
-    seconds = 12
+    seconds = 8
     program = _build(THREAD) / "core_ranks"
     _run([str(program), str(seconds), "1"], seconds)
 
