@@ -37,7 +37,7 @@ demo: build ## Train the same small model with Sum and with Adasum
 	$(WITH_MPI) $(PY) -m tf_adasum demo
 
 test: setup build lint ## Set up, build, lint and run all tests
-	$(WITH_MPI) $(PY) tests/in_parts.py
+	$(WITH_MPI) $(PY) -m pytest
 
 lint: setup ## Check style and format
 	$(PY) -m ruff check .

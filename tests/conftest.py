@@ -15,11 +15,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="also run tests that take many GiB (or TF_ADASUM_HEAVY=1)",
     )
-    parser.addoption(
-        "--part",
-        choices=["shared", "others"],
-        help="only tests that share ranks, or only the others: see in_parts.py",
-    )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -49,12 +44,7 @@ def _shared_ranks(item: pytest.Item) -> int:
     return item.callspec.params["ranks"] if getattr(item.obj, "shares_ranks", False) else 0
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    part = config.getoption("--part")
-    if part is not None:
-        left_out = [item for item in items if (_shared_ranks(item) > 0) != (part == "shared")]
-        items[:] = [item for item in items if (_shared_ranks(item) > 0) == (part == "shared")]
-        config.hook.pytest_deselected(items=left_out)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folders = {path: i for i, path in enumerate(dict.fromkeys(item.path.parent for item in items))}
     items.sort(key=lambda item: (folders[item.path.parent], _shared_ranks(item)))
 
