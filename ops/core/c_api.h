@@ -201,8 +201,8 @@ typedef struct {
   int64_t syncs;     /* reductions done; 0 where no rank had a change */
   int32_t skipped;   /* this rank's change was not finite */
   int32_t identical; /* all ranks seem to have had the same change */
-  /* For the next sync: the exponent is lower after one that did not fit, and for float16 higher by one
-   * after each 200 that did. */
+  /* For the next sync: the exponent is lower after one that did not fit, and for float16 higher by
+   * one after each 200 that did. */
   int64_t wire_exponent, wire_good_syncs;
 } AdasumSyncResult;
 
