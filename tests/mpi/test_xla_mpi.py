@@ -89,13 +89,16 @@ def test_a_sync_gives_the_bits_of_the_graph():
         broken = [np.full_like(v, np.nan) for v in values] if rank == 2 else values
 
         def sync(jit_compile, values, pending, starts=starts, states=states, **options):
-            groups = [[tf.Variable(v) for v in group] for group in (values, starts, states)]
+            residuals = [v * 0 for v in starts] if "wire_dtype" in options else []
+            all_values = (values, starts, states, residuals)
+            groups = [[tf.Variable(v) for v in group] for group in all_values]
 
             def call(pending, skips):
                 return collectives.ops().adasum_sync(
                     *[collectives.handles(group) for group in groups],
                     pending,
                     skips,
+                    tf.constant([4, 7], tf.int64),
                     collectives.order(),
                     call_name=NAME,
                     **options,
@@ -103,13 +106,14 @@ def test_a_sync_gives_the_bits_of_the_graph():
 
             arguments = tf.constant(pending), tf.constant(0, tf.int64)
             results = tf.function(call, jit_compile=jit_compile, autograph=False)(*arguments)
-            return _bytes([*results, *groups[0], *groups[1], *groups[2]])
+            return _bytes([*results, *(variable for group in groups for variable in group)])
 
         for mine, pending, options in (
             (values, True, {"op": "adasum"}),
             (starts if rank == 1 else values, rank != 1, {"op": "average", "flush": True}),
             (broken, True, {"op": "adasum"}),
             (starts, False, {"op": "sum"}),
+            (values, True, {"op": "adasum", "wire_dtype": "bfloat16", "flush": True}),
         ):
             compiled, graph = (sync(j, mine, pending, **options) for j in (True, False))
             assert compiled == graph, (dtype, options)
@@ -184,9 +188,11 @@ def test_errors():
             collectives.handles(values),
             collectives.handles(starts),
             [],
+            [],
             **{
                 "pending": True,
                 "skips_in_a_row": tf.constant(0, tf.int64),
+                "wire_scale": tf.zeros(2, tf.int64),
                 "order": collectives.order(),
                 "op": "adasum",
                 "call_name": NAME,
