@@ -367,8 +367,8 @@ int adasum_sync(const AdasumSyncTensors* t, const AdasumSyncOptions* o, AdasumSy
     const adasum::SyncResult done = is_flight
                                         ? WorldFlights()->Sync(o->flight, tensors, options, name)
                                         : all->Sync(tensors, options, name);
-    *result = {done.syncs, done.skipped, done.report.identical(),
-               done.scale.exponent, done.scale.good};
+    *result = {done.syncs, done.skipped, done.report.identical(), done.scale.exponent,
+               done.scale.good};
     if (orthogonality == nullptr) return;
     const std::vector<double>& known = done.report.orthogonality;
     for (int64_t i = 0; i < t->count; ++i) {

@@ -47,10 +47,10 @@ struct SyncOptions {
 };
 
 struct SyncResult {
-  int64_t syncs = 0;      // reductions done
-  bool skipped = false;   // this rank's change was not finite
+  int64_t syncs = 0;     // reductions done
+  bool skipped = false;  // this rank's change was not finite
   Scale scale;           // of the wire, for the next sync
-  Report report;          // of the first of the reductions; about specs alone
+  Report report;         // of the first of the reductions; about specs alone
 };
 
 // Of all starts, from what was found in each tensor; 0 for those without elements.

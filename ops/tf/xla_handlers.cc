@@ -104,7 +104,8 @@ absl::Status Broadcast(const Buffers& buffers, int64_t count, int64_t root, absl
 absl::Status Barrier(const std::string& name) { return ToStatus(adasum_barrier(name.c_str())); }
 
 // Operands: values, starts, states, residuals, pending, skips_in_a_row, wire_scale. Results: new
-// values, new starts if flush, new states, new residuals, syncs, skipped, orthogonality, next_wire_scale.
+// values, new starts if flush, new states, new residuals, syncs, skipped, orthogonality,
+// next_wire_scale.
 absl::Status SyncBuffers(const Buffers& buffers, int64_t count, int64_t state_count,
                          int64_t residual_count, int64_t wire_dtype,
                          const AdasumReduceOptions& reduce, bool flush, int64_t flight,
