@@ -73,6 +73,7 @@ def sync(
     wire_dtype: str | None = None,
     wire_scale: tuple[int, int] = (0, 0),
     residuals: Sequence[np.ndarray] | None = None,
+    device: native.Device | None = None,
 ) -> Synced:
     """Replaces `values`, and `starts` if asked, by `starts` + what all ranks' changes come to."""
     core.init()
@@ -82,6 +83,8 @@ def sync(
     given = (len(own), own.tensors, begun.pointers)
     tensors = _Tensors(*given, own.pointers, new_starts, 0, none.tensors, none.pointers)
     reduce = core._options("adasum", name, algorithm, fusion_threshold)
+    if device is not None:
+        reduce.device = ctypes.pointer(device)
     wire = 0 if wire_dtype is None else native.DTYPES[wire_dtype]
     kept = None if residuals is None else core._Tensors(residuals).pointers
     options = _Options(

@@ -349,6 +349,10 @@ int adasum_sync(const AdasumSyncTensors* t, const AdasumSyncOptions* o, AdasumSy
       throw Error(ErrorKind::kInvalidArgument,
                   "a sync beside training takes tensors in the host's memory only");
     }
+    if (options.wire.is_narrow() && !options.reduce.device->is_host()) {
+      throw Error(ErrorKind::kInvalidArgument,
+                  "`wire_dtype` is for tensors in the host's memory, not yet for those on a GPU");
+    }
     if (is_flight && options.wire.is_narrow()) {
       throw Error(ErrorKind::kInvalidArgument, "a sync beside training has no `wire_dtype`");
     }

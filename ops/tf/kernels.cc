@@ -250,6 +250,7 @@ class SyncOp : public CollectiveOp {
       Add(variables[2 * count_ + i], &states);
       new_states.push_back(variables.next(2 * count_ + i));
     }
+    const OpDevice device(ctx);
     std::vector<float*> residuals;
     for (int i = scalars_at - residual_count_; i < scalars_at; ++i) {
       const Tensor& kept = variables[i];
@@ -258,10 +259,12 @@ class SyncOp : public CollectiveOp {
                                      value.shape(), kept.dtype(), kept.shape()));
       // It is read and written in place.
       void* memory = variables.next(i);
-      if (memory != DataOf(kept)) std::memcpy(memory, DataOf(kept), kept.TotalBytes());
+      // On a GPU the core refuses the call.
+      if (memory != DataOf(kept) && device.get() == nullptr) {
+        std::memcpy(memory, DataOf(kept), kept.TotalBytes());
+      }
       residuals.push_back(static_cast<float*>(memory));
     }
-    const OpDevice device(ctx);
     AdasumReduceOptions reduce = reduce_;
     reduce.device = device.get();
     const auto scale = ctx->input(scalars_at + 2).vec<int64_t>();

@@ -127,7 +127,10 @@ absl::Status SyncBuffers(const Buffers& buffers, int64_t count, int64_t state_co
   for (int64_t i = 0; i < residual_count; ++i) {
     const ffi::AnyBuffer kept = buffers.operand(2 * count + state_count + i);
     void* memory = buffers.result(residuals_at + i);
-    if (memory != kept.untyped_data()) std::memcpy(memory, kept.untyped_data(), kept.size_bytes());
+    // On a GPU the core refuses the call.
+    if (memory != kept.untyped_data() && buffers.device == nullptr) {
+      std::memcpy(memory, kept.untyped_data(), kept.size_bytes());
+    }
     residuals.push_back(static_cast<float*>(memory));
   }
   bool pending = false;

@@ -165,6 +165,17 @@ def test_ranks_that_differ():
         sync(one, one, wire_dtype="float16", wire_scale=(3 + rank, 0))
 
 
+@on_ranks(2)
+def test_tensors_on_a_device_are_refused():
+    import devices
+    from syncs import sync
+
+    one = [np.ones(10, np.float32)]
+    with pytest.raises(ValueError, match="`wire_dtype` is for tensors in the host's memory"):
+        sync(one, one, wire_dtype="float16", device=devices.EMULATED)
+    core.barrier()
+
+
 @on_ranks(2, fresh=True)
 def test_half_the_bytes_are_sent():
     import os
