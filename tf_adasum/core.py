@@ -212,6 +212,18 @@ def cross_size() -> int:
     return _topology().cross_size
 
 
+def partition_place() -> tuple[int, int]:
+    """How many ranks of each host own variables of a partitioned optimizer, and this one's lane.
+
+    The lane is its place among the host's ranks; those behind the first so many own nothing. The
+    first call is collective.
+    """
+    init()
+    place = native.Partition()
+    _check(native.core_library().adasum_partition(ctypes.byref(place)))
+    return place.lanes, place.lane
+
+
 def go_on_without_the_dead() -> None:
     """From now on the ranks that live go on without those whose processes die.
 

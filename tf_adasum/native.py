@@ -71,6 +71,12 @@ class Topology(ctypes.Structure):
     ]
 
 
+class Partition(ctypes.Structure):
+    """`AdasumPartition` of ops/core/c_api.h."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in ("lanes", "lane")]
+
+
 class Shrinking(ctypes.Structure):
     """`AdasumShrinking` of ops/core/c_api.h."""
 
@@ -124,6 +130,7 @@ _PROTOTYPES = {
         [_TENSORS, Allocate, ctypes.c_void_p, ctypes.c_char_p, _DEVICE],
     ),
     "adasum_barrier": (ctypes.c_int, [ctypes.c_char_p]),
+    "adasum_partition": (ctypes.c_int, [ctypes.POINTER(Partition)]),
     "adasum_simulate": (
         ctypes.c_int,
         [ctypes.c_int, _INT32S, _TENSORS, _POINTERS, _INT64S, _OPTIONS],

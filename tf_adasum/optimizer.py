@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_adasum import collectives, core, window
+from tf_adasum import collectives, core, partition, window
 from tf_adasum.core import Adasum, Algorithm, Average, Op
 
 
@@ -65,6 +65,15 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             Not with `overlap`, and not yet for variables on a GPU.
         error_feedback: whether what rounding to `wire_dtype` drops is kept for the rank's next
             change; takes one more copy of the weights.
+        partition_state: whether the ranks of a host share one replica's work (the paper's section
+            4.3). They are then one worker of Adasum: each step takes the mean of their gradients
+            (their sum with `algorithm="hierarchical_sum"`). Each weight has an owner among them,
+            which alone keeps what the wrapped optimizer keeps for it, updates it, and combines its
+            change with other hosts; so that state takes a fraction of the memory. Every rank's
+            callbacks and checkpoints see whole weights; before the optimizer is saved all ranks
+            call `gather_state`, which `callbacks.standard()` do. Not with constraints,
+            `average_inner_state`, `wire_dtype`, `overlap` or `elastic`, nor under XLA, nor for
+            variables on a GPU yet.
         elastic: whether the other ranks go on when the process of one dies; else the job ends. For
             Open MPI 5 started by `mpirun --with-ft ulfm`. They get new numbers, in the same order,
             and go on with each other's changes of the weights; where the rank died in the midst of
@@ -101,6 +110,7 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         average_inner_state: bool = False,
         wire_dtype: str | None = None,
         error_feedback: bool = True,
+        partition_state: bool = False,
         overlap: bool = False,
         elastic: bool = False,
         name: str | None = None,
@@ -119,6 +129,7 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             average_inner_state=average_inner_state,
             wire_dtype=wire_dtype,
             error_feedback=error_feedback,
+            partition_state=partition_state,
             overlap=overlap,
             elastic=elastic,
         )
@@ -133,6 +144,12 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         self.inner_optimizer = inner_optimizer
         self._options = options
         self._flight = window.new_flight()
+        self._layout: partition.Layout | None = None
+        self._gathered: tuple[int, list[Any]] | None = None
+        self._loaded: list[Any] | None = None
+        # Keras saves attributes that are optimizers too; all that they have is saved here already.
+        for part in [inner_optimizer, *self._parts]:
+            part.save_own_variables = part.load_own_variables = _has_nothing_of_its_own
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the state: counters, and one `start` variable for each trainable variable.
@@ -142,6 +159,11 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         if self.built:
             return
         window.check_variables(self._options, variables)
+        own = variables
+        if self._options.partition_state and core.size() > 1:
+            partition.check(self._options, self._innermost, variables)
+            self._layout = partition.Layout(variables)
+            own = self._layout.local_variables
         self._counters = {
             name: self.add_variable((), dtype="int64", name=name)
             for name in ("started", "local_step", "syncs", "skips")
@@ -149,7 +171,7 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         self.orthogonality = self.add_variable(
             (len(variables),), dtype="float32", name="orthogonality"
         )
-        self._starts = [self.add_variable_from_reference(v, name="start") for v in variables]
+        self._starts = [self.add_variable_from_reference(v, name="start") for v in own]
         self._wire_scale, self._residuals = None, []
         if self._options.wire_dtype is not None:
             # Not by assigning, which is lost where build runs while a function is traced.
@@ -166,7 +188,7 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
                     self.add_variable_from_reference(v, name="residual") for v in variables
                 ]
         if not self.inner_optimizer.built:
-            self.inner_optimizer.build(variables)
+            self.inner_optimizer.build(own)
         super().build(variables)
 
     @property
@@ -184,6 +206,11 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         return self._options.op
 
     @property
+    def partition_state(self) -> bool:
+        """Whether the ranks of a host share one replica's work."""
+        return self._options.partition_state
+
+    @property
     def local_step(self) -> keras.Variable:
         """Steps since the last sync."""
         return self._counters["local_step"]
@@ -195,7 +222,10 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
 
     @property
     def _window(self) -> window.Window:
-        return window.Window(
+        is_partitioned = self._layout is not None
+        kind = partition.PartitionedWindow if is_partitioned else window.Window
+        return kind(
+            **({"layout": self._layout} if is_partitioned else {}),
             variables=self._trainable_variables,
             starts=self._starts,
             states=self._averaged_state() if self._options.average_inner_state else [],
@@ -235,6 +265,10 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         if core.size() == 1:
             self.inner_optimizer.apply(grads, trainable_variables)
             return
+        if self._layout is not None:
+            grads = self._of_all_variables(grads, trainable_variables)
+            self._partitioned_update.step(grads)
+            return
         usable = self._window.begin_step()
         before = self._updates()
         tf.cond(
@@ -258,7 +292,9 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         """
         if core.size() == 1:
             return
-        if self.built:
+        if self._layout is not None:
+            self._partitioned_update.flush()
+        elif self.built:
             self._window.flush()
         else:
             # Nothing to do, but a rank that disagrees about that gets to know.
@@ -271,11 +307,100 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         averaged its own path, so the weights become the mean of the ranks' averages.
         """
         self.sync()
-        self.inner_optimizer.finalize_variable_values(var_list)
+        if self._layout is None:
+            self.inner_optimizer.finalize_variable_values(var_list)
+        else:
+            self.inner_optimizer.finalize_variable_values(self._layout.local_variables)
+            self._window.share()
         if core.size() > 1 and any(optimizer.use_ema for optimizer in self._parts):
             averages = collectives.grouped_allreduce([v.value for v in var_list], op=Average)
             for variable, average in zip(var_list, averages, strict=True):
                 variable.assign(average)
+
+    def gather_state(self) -> None:
+        """With `partition_state`: brings together what the ranks keep, so that it can be saved.
+
+        Every rank calls it, at the same place, just before rank 0 saves the model or the optimizer.
+        What is saved is that of the first host, and looks as if it was not partitioned: any number
+        of ranks may load it, with `partition_state` or without. Until the next step, or until
+        `forget_gathered_state`, rank 0 keeps it, in the memory of one replica's state.
+        """
+        if self._layout is not None:
+            state = partition.gather(self._layout, self.variables)
+            if state is not None:
+                self._gathered = (int(self.iterations), state)
+
+    def forget_gathered_state(self) -> None:
+        """Gives back the memory that `gather_state` took."""
+        self._gathered = None
+
+    def spread_loaded_state(self) -> None:
+        """With `partition_state`: gives each rank its part of the state that rank 0 has loaded.
+
+        Every rank calls it, after rank 0, or each, has loaded a model or weights with the
+        optimizer; `callbacks.BroadcastState` does.
+        """
+        if self._layout is not None:
+            partition.spread(self.variables, self._loaded)
+        self._loaded = None
+
+    def save_own_variables(self, store: Any) -> None:
+        """Called by Keras to save the optimizer.
+
+        Raises:
+            RuntimeError: with `partition_state` on several ranks, unless `gather_state` was called
+                after the last step.
+        """
+        if self._layout is None:
+            super().save_own_variables(store)
+            return
+        if self._gathered is None or self._gathered[0] != int(self.iterations):
+            raise RuntimeError(
+                "With `partition_state` each rank has a part of the optimizer's state only: all "
+                "ranks have to call `gather_state()` just before rank 0 saves, as "
+                "`callbacks.standard()` do for ModelCheckpoint and BackupAndRestore."
+            )
+        for i, value in enumerate(self._gathered[1]):
+            store[str(i)] = value
+
+    def load_own_variables(self, store: Any) -> None:
+        """Called by Keras to load what `save_own_variables` saved."""
+        if self._layout is None or len(store.keys()) != len(self.variables):
+            super().load_own_variables(store)
+            return
+        self._loaded = [store[str(i)][...] for i in range(len(self.variables))]
+        for variable, value in zip(self.variables, self._loaded, strict=True):
+            partition.take(variable, value)
+
+    @property
+    def _partitioned_update(self) -> partition.Update:
+        return partition.Update(
+            self._window, self.inner_optimizer, self._innermost, self._skip_step
+        )
+
+    def _of_all_variables(
+        self, grads: Sequence[Any], variables: Sequence[keras.Variable] | None
+    ) -> list[Any]:
+        """The gradients in the order in which `build` got the variables; None for those left out.
+
+        Which are left out must be equal on all ranks.
+        """
+        if variables is None:
+            return list(grads)
+        own = {id(v): grad for grad, v in zip(grads, variables, strict=True)}
+        unknown = own.keys() - {id(v) for v in self._trainable_variables}
+        if unknown:
+            raise ValueError("`trainable_variables` has variables that `build` was not given.")
+        if all(grad is None for grad in grads):
+            raise ValueError("No gradients provided for any variable.")
+        return [own.get(id(variable)) for variable in self._trainable_variables]
+
+    @property
+    def _partitioned_variables(self) -> list[keras.Variable]:
+        """Those of the variables of which each rank has some in full, and stand-ins for others."""
+        if self._layout is None:
+            return []
+        return self._starts + [v for v in self.inner_optimizer.variables if len(v.shape) > 0]
 
     def _skip_step(self) -> None:
         for optimizer in self._parts:
@@ -338,6 +463,11 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
     def loss_scale_factor(self, factor: float | None) -> None:
         if not hasattr(self, "inner_optimizer"):
             return  # the base class's constructor
+        if self.partition_state:
+            raise ValueError(
+                "With `partition_state` a LossScaleOptimizer has to be inside: "
+                "AdasumOptimizer(LossScaleOptimizer(...)), and compile(auto_scale_loss=False)."
+            )
         if self._innermost is self.inner_optimizer:
             self.inner_optimizer.loss_scale_factor = factor
         elif self.built:
@@ -374,6 +504,10 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             )
             config = {**config, "elastic": False}
         return cls(**{**config, "inner_optimizer": inner_optimizer})
+
+
+def _has_nothing_of_its_own(store: Any) -> None:
+    """Instead of an optimizer's `save_own_variables` and `load_own_variables`."""
 
 
 def find(optimizer: Any) -> AdasumOptimizer | None:

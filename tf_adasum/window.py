@@ -39,6 +39,7 @@ class Options:
     average_inner_state: bool = False
     wire_dtype: str | None = None
     error_feedback: bool = True
+    partition_state: bool = False
     overlap: bool = False
     elastic: bool = False
 
@@ -61,6 +62,8 @@ class Options:
                 "`wire_dtype` must be None, 'float16' or 'bfloat16'. Received: "
                 f"wire_dtype={self.wire_dtype!r}"
             )
+        if self.partition_state:
+            self._check_partition()
         if self.overlap and self.wire_dtype is not None:
             raise ValueError("`overlap` and `wire_dtype` do not go together yet.")
         if self.overlap and self.average_inner_state:
@@ -72,6 +75,24 @@ class Options:
             raise ValueError(
                 "`overlap` and `elastic` do not go together: while a sync is under way, no rank "
                 "holds the weights of the last one."
+            )
+
+    def _check_partition(self) -> None:
+        others = {
+            "average_inner_state": self.average_inner_state,
+            "wire_dtype": self.wire_dtype is not None,
+            "overlap": self.overlap,
+            "elastic": self.elastic,
+        }
+        for option, is_on in others.items():
+            if is_on:
+                raise ValueError(f"`partition_state` and `{option}` do not go together yet.")
+        hierarchical = (Algorithm.HIERARCHICAL, Algorithm.HIERARCHICAL_SUM)
+        if self.algorithm is not None and Algorithm(self.algorithm) not in hierarchical:
+            raise ValueError(
+                "With `partition_state` the ranks of a host are one worker: `algorithm` must be "
+                "None or 'hierarchical', for the mean of their gradients, or 'hierarchical_sum'. "
+                f"Received: algorithm={Algorithm(self.algorithm).value!r}"
             )
 
     def config(self) -> dict[str, Any]:
@@ -86,7 +107,14 @@ class Options:
         """What has to be equal on all ranks beyond what the core compares."""
         return ", ".join(
             f"{option}={getattr(self, option)}"
-            for option in ("local_steps", "nonfinite", "wire_dtype", "overlap", "elastic")
+            for option in (
+                "local_steps",
+                "nonfinite",
+                "wire_dtype",
+                "partition_state",
+                "overlap",
+                "elastic",
+            )
         )
 
     def take_effect(self) -> None:

@@ -20,6 +20,7 @@ struct Context {
   Device& device;
   const Plan& plan;
   const Ends& ends;
+  Halves halves;
   HostMemory* memory;      // null where messages are sent
   int64_t slot_bytes;      // of a bucket; two are in work at a time
   int64_t received_bytes;  // of what is received for a bucket
@@ -90,10 +91,10 @@ class BucketCall {
         slot_at_(count_ % 2 * context.slot_bytes),
         x_(context.buckets + slot_at_),
         received_(context.received + count_ % 2 * context.received_bytes),
-        slices_(SlicesOf(bucket.layout, plan_.lanes, bucket.kernels.item_bytes)),
+        slices_(SlicesOf(bucket, plan_)),
         slice_(SliceOfMember(plan_.host.place)) {
     const Op in_host = bucket.op == Op::kAdasum ? plan_.in_host : bucket.op;
-    if (plan_.host.size() > 1 && is_lane()) {
+    if (plan_.host.size() > 1 && is_lane() && context.halves != Halves::kShareFromOwners) {
       in_host_.emplace(context.device, bucket.kernels, bucket.layout, in_host, plan_.order,
                        plan_.host.size(), slices_, plan_.host.place);
     }
@@ -111,7 +112,9 @@ class BucketCall {
     context_.device.EndBatch();  // the memory may still be read
     if (context_.memory != nullptr) context_.memory->AwaitAll(HostMemory::kEmptied, free_after);
     const Range whole = bucket_.layout.whole();
-    if (plan_.host.size() > 1) {
+    if (context_.halves == Halves::kShareFromOwners) {
+      Fill(slice_);
+    } else if (plan_.host.size() > 1) {
       Fill({whole.begin, slice_.begin});
       Fill({slice_.end, whole.end});
     } else {
@@ -136,12 +139,16 @@ class BucketCall {
   void Finish(Report& report) {
     FaultPlace("reduce");
     TensorNorms norms;
-    if (plan_.host.size() > 1) norms = CombineInHost();
+    if (plan_.host.size() > 1 && context_.halves != Halves::kShareFromOwners) {
+      norms = CombineInHost();
+    }
     if (over_hosts_) norms = CombineOverHosts(std::move(norms));
     context_.device.Finish();
     if (in_host_) Note(*in_host_);
     if (over_hosts_) Note(*over_hosts_);
-    if (plan_.host.size() > 1) {
+    if (context_.halves == Halves::kReduceToOwners && plan_.host.size() > 1) {
+      if (context_.memory != nullptr) context_.memory->Post(HostMemory::kEmptied, count_);
+    } else if (plan_.host.size() > 1) {
       Distribute(norms);
     } else if (plan_.rows.empty()) {
       Emit(bucket_.layout.whole(), x_);
@@ -154,6 +161,16 @@ class BucketCall {
   }
 
  private:
+  // Where tensors have owners, the lanes' slices are theirs.
+  static std::vector<Range> SlicesOf(const Bucket& bucket, const Plan& plan) {
+    if (bucket.of_owner.empty()) {
+      return adasum::SlicesOf(bucket.layout, plan.lanes, bucket.kernels.item_bytes);
+    }
+    std::vector<Range> slices = bucket.of_owner;
+    slices.resize(plan.lanes, {bucket.layout.size(), bucket.layout.size()});
+    return slices;
+  }
+
   bool is_lane() const { return plan_.host.place < plan_.lanes; }
 
   Range SliceOfMember(int member) const {
@@ -362,16 +379,20 @@ int64_t DefaultFusionThreshold(const Transport& transport, const Device& device)
 class AllreduceCall::State {
  public:
   State(Transport& transport, Workspace& workspace, const Fusion& fusion, Algorithm algorithm,
-        const Ends& ends)
+        const Ends& ends, Halves halves)
       : fusion_(fusion),
         plan_(Plan::Make(transport, algorithm)),
-        context_{transport, workspace, workspace.device, plan_,   ends,   nullptr, 0, 0,
+        context_{transport, workspace, workspace.device, plan_,   ends,   halves, nullptr, 0, 0,
                  0,         0,         nullptr,          nullptr, nullptr} {
     const int members = plan_.host.size();
     for (const Bucket& bucket : fusion.buckets()) {
       const int64_t bytes = Buffer::Aligned(bucket.bytes());
       // Slices differ by what keeps tensors whole.
-      const int64_t slice_bytes = Buffer::Aligned(bytes / plan_.lanes * 5 / 4) + Buffer::kAlignment;
+      int64_t slice_bytes = Buffer::Aligned(bytes / plan_.lanes * 5 / 4) + Buffer::kAlignment;
+      for (const Range& owned : bucket.of_owner) {
+        slice_bytes =
+            std::max(slice_bytes, Buffer::Aligned(owned.size() * bucket.kernels.item_bytes));
+      }
       const int64_t pairs = std::max(1, members / 2), tensors = bucket.layout.tensors();
       const auto largest = [](int64_t& size, int64_t wanted) {
         size = std::max(size, Buffer::Aligned(wanted));
@@ -461,8 +482,8 @@ class AllreduceCall::State {
 };
 
 AllreduceCall::AllreduceCall(Transport& transport, Workspace& workspace, const Fusion& fusion,
-                             Algorithm algorithm, const Ends& ends)
-    : state_(std::make_unique<State>(transport, workspace, fusion, algorithm, ends)) {}
+                             Algorithm algorithm, const Ends& ends, Halves halves)
+    : state_(std::make_unique<State>(transport, workspace, fusion, algorithm, ends, halves)) {}
 
 AllreduceCall::AllreduceCall(AllreduceCall&& other) = default;
 

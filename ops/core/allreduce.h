@@ -57,13 +57,21 @@ struct Ends {
       emit;
 };
 
+// What is done with the buckets. Where tensors have owners, which are ranks of one host, only a
+// half of it may be wanted.
+enum class Halves {
+  kBoth,
+  kReduceToOwners,   // each owner gets the results of its tensors
+  kShareFromOwners,  // nothing is reduced: all get what the owners have
+};
+
 // The reduction of each tensor of a call over all ranks; all get the same bits.
 class AllreduceCall {
  public:
   // Keeps references to what it is given. transport: one that can send what is on the workspace's
   // device.
   AllreduceCall(Transport& transport, Workspace& workspace, const Fusion& fusion,
-                Algorithm algorithm, const Ends& ends);
+                Algorithm algorithm, const Ends& ends, Halves halves = Halves::kBoth);
   AllreduceCall(AllreduceCall&& other);
   ~AllreduceCall();
 

@@ -26,6 +26,8 @@
 #include "faults.h"
 #include "flights.h"
 #include "nccl.h"
+#include "partition.h"
+#include "process.h"
 #include "start_watch.h"
 #include "transport_mpi.h"
 #include "transport_threads.h"
@@ -43,8 +45,11 @@ using adasum::Error;
 using adasum::ErrorKind;
 using adasum::Flights;
 using adasum::Given;
+using adasum::Guard;
 using adasum::MpiTransport;
 using adasum::OptionsOf;
+using adasum::Partition;
+using adasum::PartitionPlace;
 using adasum::Patience;
 using adasum::ReduceOptions;
 using adasum::SpecsOf;
@@ -54,6 +59,7 @@ using adasum::TextOf;
 using adasum::Transport;
 using adasum::Watchdog;
 using adasum::WireOf;
+using adasum::World;
 
 thread_local std::string last_error;
 
@@ -64,6 +70,8 @@ std::shared_ptr<Communicator> world;
 std::shared_ptr<Communicator> not_left;
 // Syncs beside training, from the first one on.
 std::shared_ptr<Flights> world_flights;
+// Of an optimizer whose state is divided among a host's ranks, from the first one on.
+std::shared_ptr<Partition> world_partition;
 std::mutex world_mutex;
 
 // In a forked child: where its parent is, if that is a rank.
@@ -90,20 +98,10 @@ void LeaveToParent() {
   static_cast<void>(new std::shared_ptr<Communicator>(std::move(world)));
   static_cast<void>(new std::shared_ptr<Communicator>(std::move(not_left)));
   static_cast<void>(new std::shared_ptr<Flights>(std::move(world_flights)));
+  static_cast<void>(new std::shared_ptr<Partition>(std::move(world_partition)));
   world = not_left = nullptr;
   world_flights = nullptr;
-}
-
-std::shared_ptr<Communicator> World() {
-  std::lock_guard<std::mutex> lock(world_mutex);
-  if (parents) {
-    throw Error(ErrorKind::kState,
-                "a process that a rank has forked is no rank itself, and cannot call a collective");
-  }
-  if (world == nullptr) {
-    throw Error(ErrorKind::kState, "tf_adasum is not initialized: call tf_adasum.init() first");
-  }
-  return world;
+  world_partition = nullptr;
 }
 
 // Also where the ranks could not leave together: then this one ends.
@@ -138,6 +136,14 @@ std::shared_ptr<Flights> WorldFlights() {
   return made;
 }
 
+std::unique_ptr<Communicator> CommunicatorOf(std::shared_ptr<Transport> transport) {
+  if (transport == nullptr) return nullptr;
+  // Watched by itself: its ranks make calls of which the others know nothing.
+  auto watchdog = std::make_shared<Watchdog>(transport, Patience::OfEnvironment(),
+                                             [] { adasum::AbortMpi(EXIT_FAILURE); });
+  return std::make_unique<Communicator>(std::move(transport), std::move(watchdog));
+}
+
 // Denormal numbers are kept, and results rounded to the nearest, while it lives. TensorFlow's
 // threads take denormal numbers for zero, and which thread an op runs on differs from rank to rank.
 // A new thread begins as the one that made it.
@@ -153,8 +159,45 @@ class DefaultArithmetic {
   std::fenv_t callers_;
 };
 
-template <typename Body>
-int Guard(Body body) {
+}  // namespace
+
+namespace adasum {
+
+std::shared_ptr<Communicator> World() {
+  std::lock_guard<std::mutex> lock(world_mutex);
+  if (parents) {
+    throw Error(ErrorKind::kState,
+                "a process that a rank has forked is no rank itself, and cannot call a collective");
+  }
+  if (world == nullptr) {
+    throw Error(ErrorKind::kState, "tf_adasum is not initialized: call tf_adasum.init() first");
+  }
+  return world;
+}
+
+std::shared_ptr<Partition> WorldPartition() {
+  // As for the flights.
+  static std::mutex creating_mutex;
+  std::lock_guard<std::mutex> creating(creating_mutex);
+  const std::shared_ptr<Communicator> communicator = World();
+  {
+    std::lock_guard<std::mutex> lock(world_mutex);
+    if (world_partition != nullptr) return world_partition;
+  }
+  communicator->Barrier("first use of `partition_state`");
+  const auto& all = static_cast<MpiTransport&>(*communicator->transport());
+  const PartitionPlace place = PartitionPlace::Of(all.rank(), all.hosts());
+  auto host = CommunicatorOf(all.Part(all.hosts().host_of[all.rank()]));
+  auto lane = CommunicatorOf(all.Part(place.lane < place.lanes ? place.lane : -1));
+  const bool all_lanes = place.lanes * static_cast<int>(all.hosts().ranks.size()) == all.size();
+  auto made = std::make_shared<Partition>(std::move(host), std::move(lane), all_lanes,
+                                          MpiThreadLevel() == "MULTIPLE");
+  std::lock_guard<std::mutex> lock(world_mutex);
+  world_partition = made;
+  return made;
+}
+
+int Guard(const std::function<void()>& body) {
   const DefaultArithmetic arithmetic;
   try {
     body();
@@ -171,7 +214,7 @@ int Guard(Body body) {
   }
 }
 
-}  // namespace
+}  // namespace adasum
 
 int adasum_init(const void* comm) {
   return Guard([&] {
@@ -195,10 +238,13 @@ int adasum_shutdown(void) {
   return Guard([&] {
     std::shared_ptr<Communicator> leaving;
     std::shared_ptr<Flights> flights;
+    std::shared_ptr<Partition> partition;
     {
       std::lock_guard<std::mutex> lock(world_mutex);
       flights = std::move(world_flights);
       world_flights = nullptr;
+      partition = std::move(world_partition);
+      world_partition = nullptr;
       leaving = std::move(world);
       world = nullptr;
     }
@@ -208,6 +254,7 @@ int adasum_shutdown(void) {
     } catch (...) {
       // Its end would wait for ranks that may not come.
       static_cast<void>(new std::shared_ptr<Flights>(std::move(flights)));
+      static_cast<void>(new std::shared_ptr<Partition>(std::move(partition)));
       std::lock_guard<std::mutex> lock(world_mutex);
       not_left = leaving;
       throw;

@@ -213,6 +213,35 @@ typedef struct {
 ADASUM_EXPORT int adasum_sync(const AdasumSyncTensors* tensors, const AdasumSyncOptions* options,
                               AdasumSyncResult* result, double* orthogonality);
 
+/* For an optimizer whose state is divided among the ranks of a host (the paper's section 4.3): each
+ * owns some tensors. The same number of ranks of each host, its lanes, are owners, and a tensor has
+ * the same lane on every host. The first call of any of the functions that follow is collective
+ * over all ranks. Tensors are in the host's memory. */
+typedef struct {
+  int32_t lanes; /* of each host */
+  int32_t lane;  /* this rank's; `lanes` or more where it owns nothing */
+} AdasumPartition;
+ADASUM_EXPORT int adasum_partition(AdasumPartition* partition);
+/* Each number's sum over the host's ranks. */
+ADASUM_EXPORT int adasum_host_sum(const double* numbers, double* sums, int64_t count,
+                                  const char* name);
+/* The sum over the host's ranks of each tensor, for its owner alone. owner_of[i]: tensor i's lane.
+ * Of outputs those of other owners' tensors are not looked at. fusion_threshold: as in
+ * AdasumReduceOptions. */
+ADASUM_EXPORT int adasum_reduce_to_owners(const AdasumTensor* tensors, void* const* outputs,
+                                          const int32_t* owner_of, int64_t count,
+                                          int64_t fusion_threshold, const char* name);
+/* Copies what their owners have to the host's ranks. outputs[i] may be tensor i's memory. */
+ADASUM_EXPORT int adasum_share_from_owners(const AdasumTensor* tensors, void* const* outputs,
+                                           const int32_t* owner_of, int64_t count,
+                                           int64_t fusion_threshold, const char* name);
+/* adasum_sync of hosts rather than ranks, each as what its ranks are together. Of starts and
+ * new_starts, of which neither may be null, those of other owners' tensors are not looked at. No
+ * states, flight or wire. */
+ADASUM_EXPORT int adasum_partition_sync(const AdasumSyncTensors* tensors, const int32_t* owner_of,
+                                        const AdasumSyncOptions* options, AdasumSyncResult* result,
+                                        double* orthogonality);
+
 /* Copies root's tensors to every rank, in place. changed, which may be null, is set to 1 if any bit
  * of this rank's tensors was different. */
 ADASUM_EXPORT int adasum_broadcast(const AdasumTensor* tensors, void* const* outputs, int64_t count,

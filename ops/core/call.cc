@@ -48,6 +48,10 @@ const char* NameOf(CallKind kind) {
       return "allgather";
     case CallKind::kBarrier:
       return "barrier";
+    case CallKind::kReduceToOwners:
+      return "reduction to the tensors' owners";
+    case CallKind::kShareFromOwners:
+      return "sharing of what the tensors' owners have";
     case CallKind::kShutdown:
       return "shutdown";
   }
@@ -69,6 +73,11 @@ Call& Call::With(const std::vector<TensorSpec>& tensors) {
 
 Call& Call::WithRoot(int root) {
   root_ = root;
+  return *this;
+}
+
+Call& Call::WithOwners(const std::vector<int>& owners) {
+  owners_ = &owners;
   return *this;
 }
 
@@ -104,6 +113,9 @@ uint64_t Call::Hash() const {
   if (device_ != nullptr && !device_->is_host()) hasher.Add(std::string_view(device_->kind()));
   hasher.Add(static_cast<uint64_t>(root_));
   hasher.Add(starts_);
+  for (size_t t = 0; owners_ != nullptr && t < owners_->size(); ++t) {
+    hasher.Add(static_cast<uint64_t>((*owners_)[t]));
+  }
   if (wire_ != DType::kOther) {
     hasher.Add(static_cast<uint64_t>(wire_));
     hasher.Add(static_cast<uint64_t>(wire_exponent_));
@@ -135,6 +147,9 @@ std::vector<std::string> Call::Describe() const {
     facts.push_back(std::string("tensors in memory of: ") + device_->kind());
   }
   facts.push_back(root_ < 0 ? "no root rank" : "root rank: " + std::to_string(root_));
+  for (size_t t = 0; owners_ != nullptr && t < owners_->size(); ++t) {
+    facts.push_back("owner of tensor " + std::to_string(t) + ": " + std::to_string((*owners_)[t]));
+  }
   if (wire_ != DType::kOther) {
     facts.push_back(std::string("wire dtype: ") +
                     (wire_ == DType::kFloat16 ? "float16" : "bfloat16") + ", times 2^" +

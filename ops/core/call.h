@@ -12,7 +12,16 @@
 
 namespace adasum {
 
-enum class CallKind { kAllreduce, kSync, kBroadcast, kAllgather, kBarrier, kShutdown };
+enum class CallKind {
+  kAllreduce,
+  kSync,
+  kBroadcast,
+  kAllgather,
+  kBarrier,
+  kReduceToOwners,
+  kShareFromOwners,
+  kShutdown
+};
 
 // In the words that errors use.
 const char* NameOf(CallKind kind);
@@ -30,6 +39,8 @@ class Call : public CallSignature {
   // A checksum of what has to be equal beside the tensors' shapes. of_tensor, which may be empty,
   // tells each tensor's, for the error's text.
   Call& WithStarts(uint64_t checksum, std::function<uint64_t(size_t tensor)> of_tensor);
+  // The owner of each tensor.
+  Call& WithOwners(const std::vector<int>& owners);
   // How changes are sent.
   Call& WithWire(DType dtype, int64_t exponent);
   Call& IgnoringFirstDimension();
@@ -48,6 +59,7 @@ class Call : public CallSignature {
   int64_t fusion_threshold_ = -1;
   const Device* device_ = nullptr;
   int root_ = -1;
+  const std::vector<int>* owners_ = nullptr;
   uint64_t starts_ = 0;
   DType wire_ = DType::kOther;
   int64_t wire_exponent_ = 0;

@@ -404,6 +404,66 @@ void Communicator::Barrier(const std::string& name) {
   UntilDone([&] { Agree(*current_, *saying_buffers_, Call(CallKind::kBarrier, name)); });
 }
 
+void Communicator::ReduceToOwners(const std::vector<TensorSpec>& tensors, const void* const* inputs,
+                                  void* const* outputs, const std::vector<int>& owner_of,
+                                  int64_t fusion_threshold, const std::string& name) {
+  const Ends ends{
+      [&](const Kernels& kernels, int64_t t, int64_t begin, int64_t count, char* to) {
+        kernels.Copy(static_cast<const char*>(inputs[t]) + begin * kernels.item_bytes, count, to);
+      },
+      [&](const Kernels& kernels, int64_t t, int64_t begin, int64_t count, const char* from) {
+        kernels.Copy(from, count, static_cast<char*>(outputs[t]) + begin * kernels.item_bytes);
+      }};
+  RunHalf(Halves::kReduceToOwners, tensors, ends, owner_of, fusion_threshold, name);
+}
+
+void Communicator::ShareFromOwners(const std::vector<TensorSpec>& tensors, void* const* values,
+                                   const std::vector<int>& owner_of, int64_t fusion_threshold,
+                                   const std::string& name) {
+  const Ends ends{
+      [&](const Kernels& kernels, int64_t t, int64_t begin, int64_t count, char* to) {
+        kernels.Copy(static_cast<const char*>(values[t]) + begin * kernels.item_bytes, count, to);
+      },
+      [&](const Kernels& kernels, int64_t t, int64_t begin, int64_t count, const char* from) {
+        kernels.Copy(from, count, static_cast<char*>(values[t]) + begin * kernels.item_bytes);
+      }};
+  RunHalf(Halves::kShareFromOwners, tensors, ends, owner_of, fusion_threshold, name);
+}
+
+void Communicator::RunHalf(Halves half, const std::vector<TensorSpec>& tensors, const Ends& ends,
+                           const std::vector<int>& owner_of, int64_t fusion_threshold,
+                           const std::string& name) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const CallKind kind =
+      half == Halves::kReduceToOwners ? CallKind::kReduceToOwners : CallKind::kShareFromOwners;
+  const Watchdog::Call watched(watchdog_.get(), lane_, NameOf(kind), name);
+  Fusion fusion(HostDevice(), fusion_threshold);
+  fusion.Add(tensors, Op::kSum, owner_of, current_->size());
+  UntilDone([&] {
+    AllreduceCall halved(*current_, On(HostDevice()).workspace, fusion, Algorithm::kHierarchicalSum,
+                         ends, half);
+    halved.Prepare();
+    const ReduceOptions options{Op::kSum, Algorithm::kHierarchicalSum, fusion_threshold,
+                                &HostDevice()};
+    Agree(*current_, *saying_buffers_,
+          Call(kind, name).With(options).With(tensors).WithOwners(owner_of));
+    CheckReducible(tensors);
+    // A rank that is alone has what it shares.
+    if (half == Halves::kReduceToOwners || current_->size() > 1) halved.Run();
+  });
+}
+
+std::vector<std::string> Communicator::Gather(const std::string& text, const std::string& name) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const Watchdog::Call watched(watchdog_.get(), lane_, NameOf(CallKind::kAllgather), name);
+  std::vector<std::string> texts;
+  UntilDone([&] {
+    Agree(*current_, *saying_buffers_, Call(CallKind::kAllgather, name));
+    texts = GatherTexts(*current_, text);
+  });
+  return texts;
+}
+
 void Communicator::Leave() {
   std::lock_guard<std::mutex> lock(mutex_);
   const Watchdog::Call watched(watchdog_.get(), lane_, NameOf(CallKind::kShutdown), kNoName);

@@ -66,6 +66,17 @@ class Communicator {
   void Allgather(const TensorSpec& tensor, const void* input,
                  const std::function<void*(int64_t)>& allocate, const std::string& name);
   void Barrier(const std::string& name);
+  // For the ranks of one host, each of which owns some of the tensors: owner_of[t] is a rank. The
+  // sum over the ranks, for its owner alone: outputs of other tensors may be null.
+  void ReduceToOwners(const std::vector<TensorSpec>& tensors, const void* const* inputs,
+                      void* const* outputs, const std::vector<int>& owner_of,
+                      int64_t fusion_threshold, const std::string& name);
+  // Copies what their owners have to every rank, in place.
+  void ShareFromOwners(const std::vector<TensorSpec>& tensors, void* const* values,
+                       const std::vector<int>& owner_of, int64_t fusion_threshold,
+                       const std::string& name);
+  // Every rank's text, by rank.
+  std::vector<std::string> Gather(const std::string& text, const std::string& name);
   // The last call: so that a rank that leaves while the others go on is an error, not a hang.
   void Leave();
 
@@ -87,6 +98,8 @@ class Communicator {
                           const std::function<bool()>& untouched);
   void Shrink(const std::string& problem);
   bool goes_on() const { return goes_on_ && current_->size() > 1; }
+  void RunHalf(Halves half, const std::vector<TensorSpec>& tensors, const Ends& ends,
+               const std::vector<int>& owner_of, int64_t fusion_threshold, const std::string& name);
   bool BroadcastOnce(const std::vector<TensorSpec>& tensors, const void* const* inputs,
                      void* const* outputs, int root, const std::string& name);
   void AllgatherOnce(const TensorSpec& tensor, const void* input,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <deque>
 #include <string>
 #include <utility>
 
@@ -88,12 +89,47 @@ void Fusion::Add(const std::vector<TensorSpec>& tensors, Op op) {
   tensors_ += static_cast<int64_t>(tensors.size());
 }
 
-void Fusion::Close(const Kernels& kernels, Op op, std::vector<int64_t>& members,
-                   std::vector<int64_t>& counts) {
+void Fusion::Add(const std::vector<TensorSpec>& tensors, Op op, const std::vector<int>& owner_of,
+                 int owners) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+    std::vector<std::deque<int64_t>> waiting(owners);
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      if (tensors[t].dtype == dtype && tensors[t].count() > 0) {
+        waiting[owner_of[t]].push_back(static_cast<int64_t>(t));
+      }
+    }
+    while (true) {
+      std::vector<int64_t> members, counts;
+      std::vector<Range> of_owner;
+      int64_t elements = 0;
+      for (std::deque<int64_t>& own : waiting) {
+        const int64_t begin = elements;
+        int64_t bytes = 0;
+        for (size_t taken = 0; !own.empty() && taken < kMostTensors / owners + 1; ++taken) {
+          const TensorSpec& tensor = tensors[own.front()];
+          if (taken > 0 && bytes + tensor.bytes() > threshold_ / owners) break;
+          members.push_back(tensors_ + own.front());
+          counts.push_back(tensor.count());
+          bytes += tensor.bytes();
+          elements += tensor.count();
+          own.pop_front();
+        }
+        of_owner.push_back({begin, elements});
+      }
+      if (members.empty()) break;
+      Close(device_.kernels(dtype), op, members, counts).of_owner = std::move(of_owner);
+    }
+  }
+  tensors_ += static_cast<int64_t>(tensors.size());
+}
+
+Bucket& Fusion::Close(const Kernels& kernels, Op op, std::vector<int64_t>& members,
+                      std::vector<int64_t>& counts) {
   buckets_.push_back({kernels, op, Layout(counts), std::move(members)});
   bytes_ += Buffer::Aligned(buckets_.back().bytes());
   members.clear();
   counts.clear();
+  return buckets_.back();
 }
 
 }  // namespace adasum

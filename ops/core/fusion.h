@@ -52,6 +52,8 @@ struct Bucket {
   Op op;
   Layout layout;
   std::vector<int64_t> tensors;  // for each tensor of the layout, its number in the call
+  // With owners: the part of each, which holds its tensors.
+  std::vector<Range> of_owner = {};
 
   int64_t bytes() const { return layout.size() * kernels.item_bytes; }
 };
@@ -69,6 +71,10 @@ class Fusion {
 
   // Numbers the tensors on from those added before. Those without elements are in no bucket.
   void Add(const std::vector<TensorSpec>& tensors, Op op);
+  // The same where each tensor belongs to one of so many owners: in a bucket an owner's tensors lie
+  // side by side, and the owners have about as many bytes each.
+  void Add(const std::vector<TensorSpec>& tensors, Op op, const std::vector<int>& owner_of,
+           int owners);
 
   const std::vector<Bucket>& buckets() const { return buckets_; }
   Device& device() const { return device_; }
@@ -77,8 +83,8 @@ class Fusion {
   int64_t bytes() const { return bytes_; }
 
  private:
-  void Close(const Kernels& kernels, Op op, std::vector<int64_t>& members,
-             std::vector<int64_t>& counts);
+  Bucket& Close(const Kernels& kernels, Op op, std::vector<int64_t>& members,
+                std::vector<int64_t>& counts);
 
   Device& device_;
   const int64_t threshold_;

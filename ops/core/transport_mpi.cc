@@ -141,10 +141,23 @@ std::vector<Process> FindProcesses(MPI_Comm comm) {
   return processes;
 }
 
+// For tests of several hosts on one: so many ranks of a host are taken for a host of their own.
+void Divide(MPI_Comm* local) {
+  const char* text = std::getenv("TF_ADASUM_RANKS_PER_HOST");
+  const int ranks = text == nullptr ? 0 : std::atoi(text);
+  if (ranks <= 0) return;
+  const int rank = PlaceIn(*local).rank;
+  MPI_Comm part;
+  Check(MPI_Comm_split(*local, rank / ranks, rank, &part), "MPI_Comm_split");
+  MPI_Comm_free(local);
+  *local = part;
+}
+
 Hosts FindHosts(MPI_Comm comm) {
   MPI_Comm local;
   Check(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, PlaceIn(comm).rank, MPI_INFO_NULL, &local),
         "MPI_Comm_split_type");
+  Divide(&local);
   const std::vector<int> host_of = FindHosts(comm, local);
   MPI_Comm_free(&local);
   return Hosts::From(host_of);
@@ -281,6 +294,16 @@ std::unique_ptr<MpiTransport> MpiTransport::Duplicate() const {
   std::unique_ptr<MpiTransport> duplicate = Create(&handle_->comm);
   if (duplicate->host_memory_ != nullptr) duplicate->host_memory_->SleepAtOnce();
   return duplicate;
+}
+
+std::unique_ptr<MpiTransport> MpiTransport::Part(int part) const {
+  MPI_Comm comm = MPI_COMM_NULL;
+  Check(MPI_Comm_split(handle_->comm, part < 0 ? MPI_UNDEFINED : part, rank(), &comm),
+        "MPI_Comm_split");
+  if (part < 0) return nullptr;
+  std::unique_ptr<MpiTransport> transport = Create(&comm);
+  MPI_Comm_free(&comm);
+  return transport;
 }
 
 MpiTransport::MpiTransport(int rank, Hosts hosts, std::vector<Process> processes,

@@ -23,6 +23,9 @@ class MpiTransport : public Transport {
   // Another one between the same ranks, for a thread of its own. Collective. Throws Error(kState)
   // where MPI does not allow several threads.
   std::unique_ptr<MpiTransport> Duplicate() const;
+  // One between the ranks that give the same part, in the same order; null where this rank gives a
+  // negative one. Collective over all.
+  std::unique_ptr<MpiTransport> Part(int part) const;
   ~MpiTransport() override;
 
   bool shares_memory() const override { return shares_memory_; }

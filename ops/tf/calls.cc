@@ -1,5 +1,6 @@
 #include "ops/tf/calls.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <mutex>
 
@@ -102,9 +103,10 @@ int ReadWire(tensorflow::OpKernelConstruction* ctx) {
   return dtype == "float16" ? ADASUM_FLOAT16 : dtype == "bfloat16" ? ADASUM_BFLOAT16 : ADASUM_OTHER;
 }
 
-absl::Status Sync(const AdasumSyncTensors& tensors, const AdasumSyncOptions& options,
-                  AdasumSyncResult* result, double* orthogonality) {
-  const absl::Status status = ToStatus(adasum_sync(&tensors, &options, result, orthogonality));
+namespace {
+
+absl::Status Tell(int code, const AdasumSyncResult* result) {
+  const absl::Status status = ToStatus(code);
   if (!status.ok()) return status;
   if (result->identical) WarnOnceOfUnshardedData();
   if (result->skipped) {
@@ -113,6 +115,35 @@ absl::Status Sync(const AdasumSyncTensors& tensors, const AdasumSyncOptions& opt
          "goes on from the other ranks' weights.");
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status Sync(const AdasumSyncTensors& tensors, const AdasumSyncOptions& options,
+                  AdasumSyncResult* result, double* orthogonality) {
+  return Tell(adasum_sync(&tensors, &options, result, orthogonality), result);
+}
+
+absl::Status PartitionSync(const AdasumSyncTensors& tensors, const int32_t* owner_of,
+                           const AdasumSyncOptions& options, AdasumSyncResult* result,
+                           double* orthogonality) {
+  return Tell(adasum_partition_sync(&tensors, owner_of, &options, result, orthogonality), result);
+}
+
+Owners::Owners(tensorflow::OpKernelConstruction* ctx) {
+  ctx->SetStatus(ctx->GetAttr("owner_of", &owner_of_));
+  ctx->SetStatus(ctx->GetAttr("names", &names_));
+  ctx->SetStatus(ctx->GetAttr("fusion_threshold", &threshold_));
+  if (ctx->HasAttr("lane")) ctx->SetStatus(ctx->GetAttr("lane", &lane_));
+  names_.resize(owner_of_.size());
+  int64_t tensors = 0;
+  if (ctx->HasAttr("N") && ctx->GetAttr("N", &tensors).ok() && tensors != count()) {
+    ctx->SetStatus(absl::InvalidArgumentError("`owner_of` must name the owner of each variable"));
+  }
+}
+
+int Owners::mine() const {
+  return static_cast<int>(std::count(owner_of_.begin(), owner_of_.end(), lane_));
 }
 
 void TensorViews::Add(const void* data, absl::Span<const int64_t> dims, tensorflow::DataType dtype,

@@ -29,6 +29,31 @@ int ReadWire(tensorflow::OpKernelConstruction* ctx);
 absl::Status Sync(const AdasumSyncTensors& tensors, const AdasumSyncOptions& options,
                   AdasumSyncResult* result, double* orthogonality);
 
+// The same of adasum_partition_sync.
+absl::Status PartitionSync(const AdasumSyncTensors& tensors, const int32_t* owner_of,
+                           const AdasumSyncOptions& options, AdasumSyncResult* result,
+                           double* orthogonality);
+
+// The attributes "owner_of", "lane", "names" and "fusion_threshold" of an op of tensors that have
+// owners; "lane" may be missing.
+class Owners {
+ public:
+  explicit Owners(tensorflow::OpKernelConstruction* ctx);
+
+  int count() const { return static_cast<int>(owner_of_.size()); }
+  const int32_t* data() const { return owner_of_.data(); }
+  bool is_mine(int tensor) const { return owner_of_[tensor] == lane_; }
+  int mine() const;
+  const std::string& name(int tensor) const { return names_[tensor]; }
+  int64_t threshold() const { return threshold_; }
+
+ private:
+  std::vector<int32_t> owner_of_;
+  std::vector<std::string> names_;
+  int32_t lane_ = -1;
+  int64_t threshold_ = -1;
+};
+
 // Tensors as the C API takes them. It must not be copied, since the views point into it.
 class TensorViews {
  public:

@@ -10,6 +10,7 @@
 
 #include "ops/core/c_api.h"
 #include "ops/tf/calls.h"
+#include "ops/tf/collective_op.h"
 #include "ops/tf/op_device.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -26,34 +27,6 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::Var;
-
-void* DataOf(const Tensor& tensor) { return const_cast<char*>(tensor.tensor_data().data()); }
-
-void Add(const Tensor& tensor, TensorViews* views, const std::string& name = "") {
-  views->Add(DataOf(tensor), tensor.shape().dim_sizes(), tensor.dtype(), name);
-}
-
-// What every collective op has: a name that is compared over the ranks.
-class CollectiveOp : public OpKernel {
- public:
-  explicit CollectiveOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("call_name", &call_name_));
-  }
-
- protected:
-  const char* call_name() const { return call_name_.c_str(); }
-
- private:
-  std::string call_name_;
-};
-
-// One name for each of count variables.
-std::vector<std::string> ReadNames(OpKernelConstruction* ctx, int count) {
-  std::vector<std::string> names;
-  ctx->SetStatus(ctx->GetAttr("names", &names));
-  names.resize(count);
-  return names;
-}
 
 class AllreduceOp : public CollectiveOp {
  public:
@@ -142,71 +115,6 @@ class BarrierOp : public CollectiveOp {
     OP_REQUIRES_OK(ctx, ToStatus(adasum_barrier(call_name())));
   }
 };
-
-// Variables that an op reads and overwrites, locked from Open until destruction.
-class LockedVariables {
- public:
-  absl::Status Open(OpKernelContext* ctx, int count) {
-    for (int i = 0; i < count; ++i) {
-      variables_.emplace_back();
-      TF_RETURN_IF_ERROR(
-          LookupResource(ctx, tensorflow::HandleFromInput(ctx, i), &variables_.back()));
-    }
-    // By address, so that two ops that lock the same variables cannot wait for each other.
-    std::vector<Var*> in_order;
-    for (const auto& variable : variables_) in_order.push_back(variable.get());
-    std::sort(in_order.begin(), in_order.end());
-    if (std::adjacent_find(in_order.begin(), in_order.end()) != in_order.end()) {
-      return GivenTwice();
-    }
-    for (Var* variable : in_order) {
-      locks_.push_back(std::make_unique<tensorflow::mutex_lock>(*variable->mu()));
-      if (!variable->tensor()->IsInitialized()) {
-        return absl::FailedPreconditionError("variable is not initialized: " +
-                                             variable->DebugString());
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  const Tensor& operator[](size_t i) const { return *variables_[i]->tensor(); }
-
-  // Memory for the next values of some variables: their own, unless somebody else still looks at
-  // it. It becomes the variables' with Commit.
-  absl::Status PrepareToWrite(OpKernelContext* ctx, size_t begin, size_t end) {
-    next_.resize(variables_.size());
-    for (size_t i = begin; i < end; ++i) {
-      const Tensor& current = *variables_[i]->tensor();
-      if (current.RefCountIsOne()) {
-        next_[i] = current;
-      } else {
-        next_[i].emplace();
-        TF_RETURN_IF_ERROR(ctx->allocate_temp(current.dtype(), current.shape(), &*next_[i]));
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  void* next(size_t i) const { return DataOf(*next_[i]); }
-
-  void Commit() {
-    for (size_t i = 0; i < next_.size(); ++i) {
-      if (next_[i]) *variables_[i]->tensor() = *next_[i];
-    }
-  }
-
- private:
-  std::vector<tensorflow::core::RefCountPtr<Var>> variables_;
-  std::vector<std::unique_ptr<tensorflow::mutex_lock>> locks_;
-  std::vector<std::optional<Tensor>> next_;
-};
-
-template <typename T>
-void OutputScalar(OpKernelContext* ctx, int index, T value) {
-  Tensor* output = nullptr;
-  OP_REQUIRES_OK(ctx, ctx->allocate_output(index, TensorShape(), &output));
-  output->scalar<T>()() = value;
-}
 
 class SyncOp : public CollectiveOp {
  public:

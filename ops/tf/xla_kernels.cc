@@ -383,6 +383,15 @@ class AllgatherOp : public XlaOpKernel {
   }
 };
 
+class PartitionOp : public XlaOpKernel {
+ public:
+  using XlaOpKernel::XlaOpKernel;
+  void Compile(XlaOpKernelContext* ctx) override {
+    ctx->SetStatus(absl::UnimplementedError(
+        absl::StrCat("`partition_state` cannot be compiled by XLA yet. ", kInstead)));
+  }
+};
+
 // Not by REGISTER_XLA_OP: TensorFlow makes kernels of what it registers when the process computes
 // something for the first time, and this library may be loaded after that.
 #define REGISTER_ADASUM_XLA_KERNEL(name, kernel)                                      \
@@ -391,6 +400,10 @@ class AllgatherOp : public XlaOpKernel {
 
 REGISTER_ADASUM_XLA_KERNEL("AdasumAllreduce", AllreduceOp);
 REGISTER_ADASUM_XLA_KERNEL("AdasumSync", SyncOp);
+REGISTER_ADASUM_XLA_KERNEL("AdasumHostSum", PartitionOp);
+REGISTER_ADASUM_XLA_KERNEL("AdasumReduceToOwners", PartitionOp);
+REGISTER_ADASUM_XLA_KERNEL("AdasumShareFromOwners", PartitionOp);
+REGISTER_ADASUM_XLA_KERNEL("AdasumPartitionSync", PartitionOp);
 REGISTER_ADASUM_XLA_KERNEL("AdasumBroadcast", BroadcastOp);
 REGISTER_ADASUM_XLA_KERNEL("AdasumBroadcastVariables", BroadcastVariablesOp);
 REGISTER_ADASUM_XLA_KERNEL("AdasumAllgather", AllgatherOp);

@@ -141,6 +141,14 @@ class Silent(keras.callbacks.Callback):
         self._hand_on("on_train_end", logs)
 
 
+def saves_state(callback: keras.callbacks.Callback) -> bool:
+    """Whether a callback, or the one a `Silent` stands for, may save the optimizer's state."""
+    writer = callback.writer if isinstance(callback, Silent) else callback
+    if isinstance(writer, keras.callbacks.ModelCheckpoint):
+        return not writer.save_weights_only
+    return isinstance(writer, keras.callbacks.BackupAndRestore)
+
+
 def saves_at(batch: int, callback: keras.callbacks.Callback) -> bool:
     """Whether a callback, or the one a `Silent` stands for, is about to save in mid-epoch."""
     writer = callback.writer if isinstance(callback, Silent) else callback

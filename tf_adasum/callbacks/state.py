@@ -67,6 +67,10 @@ class BroadcastState(Together):
         if self._awaits_first_batch:
             return
         if self.model.optimizer is not None and not self.model.optimizer.built:
+            # Some optimizers start their state from the weights, and the owners' is not broadcast.
+            own = optimizer.find(self.model.optimizer)
+            if own is not None and own.partition_state:
+                self._broadcast(self.model.variables)
             self.model.optimizer.build(self.model.trainable_variables)
         adasum = optimizer.find(self.model.optimizer)
         in_training = adasum is not None and int(adasum._window.started) > 0
@@ -75,6 +79,8 @@ class BroadcastState(Together):
             return
         variables = self._variables()
         self._broadcast([v for v in variables if _is_seed(v)] if are_together else variables)
+        if adasum is not None and not are_together:
+            adasum.spread_loaded_state()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
         if self._batches_begun > 0:
@@ -108,7 +114,9 @@ class BroadcastState(Together):
     def _variables(self) -> list[keras.Variable]:
         variables = [*self.model.variables]
         if self.model.optimizer is not None:
-            variables += self.model.optimizer.variables
+            adasum = optimizer.find(self.model.optimizer)
+            parts = {id(v) for v in adasum._partitioned_variables} if adasum else set()
+            variables += [v for v in self.model.optimizer.variables if id(v) not in parts]
         return list({id(variable): variable for variable in variables}.values())
 
     def _are_together(self, in_training: bool) -> bool:
@@ -117,7 +125,10 @@ class BroadcastState(Together):
             adasum = optimizer.find(self.model.optimizer)
             window = adasum._window
             in_mid_window = int(window.started) == 2
-            shared = [window.syncs, *(window.starts if in_mid_window else window.variables)]
+            shared = [window.syncs]
+            # In mid-window the hosts of a partitioned optimizer hold different weights.
+            if not (adasum._partitioned_variables and in_mid_window):
+                shared += window.starts if in_mid_window else window.variables
             rates = [optimizer._learning_rate for optimizer in adasum._parts]
             shared += [rate for rate in rates if isinstance(rate, keras.Variable)]
         else:

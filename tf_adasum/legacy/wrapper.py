@@ -61,6 +61,8 @@ class Wrapper:
         window.check_strategy()
         if _is_wrapped(inner_optimizer):
             raise ValueError(f"`optimizer` is wrapped already. Received: {inner_optimizer!r}")
+        if options.partition_state:
+            raise ValueError("`partition_state` needs an optimizer of Keras 3: AdasumOptimizer.")
         options.take_effect()
         self._options = options
         self._flight = window.new_flight()
