@@ -372,6 +372,15 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         for variable, value in zip(self.variables, self._loaded, strict=True):
             partition.take(variable, value)
 
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        if self._layout is not None and save_type == "checkpoint":
+            raise NotImplementedError(
+                "With `partition_state` each rank has a part of the optimizer's state only, so a "
+                "tf.train.Checkpoint of it would lose the rest. Use model.save or "
+                "model.save_weights, after `gather_state()`."
+            )
+        return super()._trackable_children(save_type, **kwargs)
+
     @property
     def _partitioned_update(self) -> partition.Update:
         return partition.Update(
@@ -457,7 +466,9 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         taken out: its scale would be divided out of the gradients a second time.
         """
         inner = self.inner_optimizer
-        return getattr(inner, "initial_scale", inner.loss_scale_factor)
+        factor = getattr(inner, "initial_scale", inner.loss_scale_factor)
+        # Keras sets nothing that is None already, and the setter has something to say.
+        return 1.0 if factor is None and self.partition_state else factor
 
     @loss_scale_factor.setter
     def loss_scale_factor(self, factor: float | None) -> None:

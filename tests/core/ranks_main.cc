@@ -62,7 +62,7 @@ World RandomWorld(Random& random, uint64_t number) {
 }
 
 std::unique_ptr<Step> RandomStep(Random& random, const World& world, int64_t number) {
-  switch (random.Below(world.size() > 1 ? 11 : 9)) {
+  switch (random.Below(world.size() > 1 ? 12 : 10)) {
     case 0:
     case 1:
       return MakeBroadcast(random, world);
@@ -77,8 +77,10 @@ std::unique_ptr<Step> RandomStep(Random& random, const World& world, int64_t num
       return MakeFlights(random, world, number);
     case 7:
       return MakeRefused(random, world);
-    case 9:
+    case 8:
+      return MakePartition(random, world);
     case 10:
+    case 11:
       return MakeDisagreement(random, world);
     default:
       return MakeAllreduce(random, world);

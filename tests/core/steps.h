@@ -49,6 +49,8 @@ std::unique_ptr<Step> MakeSync(Random& random, const World& world);
 std::unique_ptr<Step> MakeUnevenSyncs(Random& random, const World& world);
 // number: one that no other step has.
 std::unique_ptr<Step> MakeFlights(Random& random, const World& world, int64_t number);
+// A partitioned optimizer's step; of its own communicators.
+std::unique_ptr<Step> MakePartition(Random& random, const World& world);
 // Ranks that make different calls; for two or more.
 std::unique_ptr<Step> MakeDisagreement(Random& random, const World& world);
 // What is wrong on all ranks alike.

@@ -342,6 +342,8 @@ def test_refused():
         make(global_clipnorm=1.0, gradient_accumulation_steps=2).build([variable])
     optimizer = make()
     optimizer.build([variable])
+    with pytest.raises(NotImplementedError, match="gather_state"):
+        tf.train.Checkpoint(optimizer=optimizer).write("unused")
     with pytest.raises(ValueError, match="not given"):
         optimizer.apply([tf.ones(3)], [keras.Variable(np.ones(3), name="other")])
     with pytest.raises(ValueError, match="No gradients"):
