@@ -8,9 +8,9 @@ read from each other what they do not own.
 As many ranks of each host own variables as the host with the fewest ranks has, its *lanes*, and a
 variable has the same lane on every host.
 
-A rank's wrapped optimizer is built on as many variables as the model has. Those that it does not own
-have stand-ins there, of one element, so that all ranks' optimizers have the same variables, of which
-each rank has some in full.
+A rank's wrapped optimizer is built on as many variables as the model has. Those that it does not
+own have stand-ins there, of one element, so that all ranks' optimizers have the same variables, of
+which each rank has some in full.
 """
 
 from __future__ import annotations
@@ -189,9 +189,7 @@ class PartitionedWindow(window.Window):
         )
         self.started.assign(1)
         self.local_step.assign(tf.zeros((), tf.int64))
-        tf.cond(
-            syncs > 0, lambda: self._note(syncs, skipped, orthogonality), window.nothing
-        )
+        tf.cond(syncs > 0, lambda: self._note(syncs, skipped, orthogonality), window.nothing)
 
 
 class Update:
@@ -262,7 +260,9 @@ class Update:
         self, sums: Sequence[tf.Tensor], ranks: tf.Tensor, has_gradient: Sequence[bool]
     ) -> None:
         # Keras wants all of them to be made in this branch.
-        takes_sum = core.choose_algorithm(self._window.options.algorithm) == Algorithm.HIERARCHICAL_SUM
+        takes_sum = (
+            core.choose_algorithm(self._window.options.algorithm) == Algorithm.HIERARCHICAL_SUM
+        )
         sums = [tf.identity(g) if takes_sum else g / tf.cast(ranks, g.dtype) for g in sums]
         factor = self._factor(sums)
         mine = iter(zip(sums, has_gradient, strict=True))
@@ -290,8 +290,10 @@ class Update:
         squares = [tf.reduce_sum(tf.square(tf.cast(grad, tf.float64))) for grad in grads]
         bad, square = tf.unstack(
             self._window.host_sum(
-                [tf.reduce_any(tf.logical_not(tf.stack(finite or [True]))),
-                 tf.add_n(squares or [tf.zeros((), tf.float64)])],
+                [
+                    tf.reduce_any(tf.logical_not(tf.stack(finite or [True]))),
+                    tf.add_n(squares or [tf.zeros((), tf.float64)]),
+                ],
                 "norm of the gradients",
             )
         )

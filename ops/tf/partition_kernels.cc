@@ -156,8 +156,8 @@ class OnGpuOp : public tensorflow::OpKernel {
   void Compute(OpKernelContext*) override {}
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("AdasumHostSum").Device(tensorflow::DEVICE_GPU).HostMemory("order"), OnGpuOp);
+REGISTER_KERNEL_BUILDER(Name("AdasumHostSum").Device(tensorflow::DEVICE_GPU).HostMemory("order"),
+                        OnGpuOp);
 REGISTER_KERNEL_BUILDER(
     Name("AdasumReduceToOwners").Device(tensorflow::DEVICE_GPU).HostMemory("order"), OnGpuOp);
 REGISTER_KERNEL_BUILDER(Name("AdasumShareFromOwners")

@@ -38,8 +38,8 @@ class Partitioned : public Step {
       for (size_t host = 0; host < apart.size(); ++host) apart[host] = static_cast<int>(host);
       lane_worlds_.push_back(std::make_unique<adasum::ThreadWorld>(apart, world.share_memory));
     }
-    bad_host_ = random.OneIn(4) ? random.Below(static_cast<int64_t>(hosts_.ranks.size())) : -1;
-    raises_ = bad_host_ >= 0 && random.OneIn(2);
+    bad_host_ = random.OneIn(2) ? random.Below(static_cast<int64_t>(hosts_.ranks.size())) : -1;
+    raises_ = bad_host_ >= 0 && random.OneIn(4);
     const int hosts = static_cast<int>(hosts_.ranks.size());
     for (size_t t = 0; t < shapes.size(); ++t) {
       owner_of_.push_back(static_cast<int>(random.Below(lanes_)));
@@ -64,7 +64,7 @@ class Partitioned : public Step {
     MakeBad(random);
     for (Rank& rank : ranks_) {
       rank.owned = LikeOf(rank.gradients);
-      rank.starts = starts_;
+      rank.starts = rank.new_starts = starts_;
     }
   }
 
@@ -90,16 +90,19 @@ class Partitioned : public Step {
     partition.ShareFromOwners(SpecsOf(rank.shared), Write(rank.shared).data(), owner_of_,
                               threshold_, "share");
     rank.result = rank.values;
-    const std::vector<const void*> values = Read(rank.result), starts = Read(rank.starts);
-    const std::vector<void*> new_values = Write(rank.result), new_starts = Write(rank.starts);
-    const adasum::SyncTensors tensors{SpecsOf(rank.result),
-                                      values.data(),
-                                      starts.data(),
-                                      new_values.data(),
-                                      new_starts.data(),
-                                      {},
-                                      nullptr,
-                                      nullptr};
+    // In place, or with the memory that was given left as it is.
+    Tensors& result_starts = starts_apart_ ? rank.new_starts : rank.starts;
+    const std::vector<const void*> values = Read(rank.result), starts = Read(rank.starts),
+                                   later_starts = Read(result_starts);
+    const std::vector<void*> new_values = Write(rank.result), new_starts = Write(result_starts);
+    adasum::SyncTensors tensors{SpecsOf(rank.result),
+                                values.data(),
+                                starts.data(),
+                                new_values.data(),
+                                new_starts.data(),
+                                {},
+                                nullptr,
+                                nullptr};
     adasum::SyncOptions options{};
     options.reduce.op = op_;
     options.reduce.fusion_threshold = threshold_;
@@ -110,6 +113,7 @@ class Partitioned : public Step {
     const auto sync = [&] {
       rank.done = partition.Sync(tensors, owner_of_, options, "sync");
       if (host != 0) return;
+      tensors.starts = later_starts.data();
       options.flush = true;
       options.pending = false;
       rank.done = partition.Sync(tensors, owner_of_, options, "sync");
@@ -147,9 +151,9 @@ class Partitioned : public Step {
         CheckNear(ranks_[rank].result[t], alone ? OfHost(t, rank).Values() : want, changes);
         Require(ranks_[rank].result[t].data == ranks_[0].result[t].data, "ranks differ");
         const bool is_mine = owner_of_[t] == LaneOf(rank);
-        Require(!is_mine || ranks_[rank].starts[t].data == ranks_[rank].result[t].data,
-                "a start is not the result");
-        Require(is_mine || ranks_[rank].starts[t].data == starts_[t].data,
+        const Tensor& start = (starts_apart_ ? ranks_[rank].new_starts : ranks_[rank].starts)[t];
+        Require(!is_mine || start.data == ranks_[rank].result[t].data, "a start is not the result");
+        Require(is_mine || start.data == starts_[t].data,
                 "a start of another's tensor was written");
       }
     }
@@ -157,7 +161,7 @@ class Partitioned : public Step {
 
  private:
   struct Rank {
-    Tensors gradients, owned, values, shared, starts, result;
+    Tensors gradients, owned, values, shared, starts, new_starts, result;
     double sum = 0;
     adasum::SyncResult done;
   };
@@ -217,7 +221,7 @@ class Partitioned : public Step {
   const int64_t threshold_;
   int lanes_ = 1;
   int64_t bad_host_ = -1;
-  bool raises_ = false;
+  bool raises_ = false, starts_apart_ = false;
   std::vector<std::unique_ptr<adasum::ThreadWorld>> host_worlds_, lane_worlds_;
   std::vector<int> owner_of_;
   Tensors starts_, of_host_;

@@ -16,6 +16,7 @@ import pytest
 import report
 import scale_model
 import sync_overhead
+import table1_partition_training as table1
 import two_hosts
 from cost_model import Arithmetic, Cluster, Link
 from latency import Point, Points
@@ -150,6 +151,12 @@ def test_memory_is_told_in_copies_of_the_weights():
     ]
     last = sync_overhead.memory_table(memory).splitlines()[-1]
     assert last.split() == ["local_steps=1", "750", "250", "2.50"]
+
+
+def test_table_1_has_the_layers_of_bert():
+    # As Devlin et al. (2018) give them: 110 and 340 million, here with the heads of the training.
+    assert table1.weights_of("base") == pytest.approx(110e6, rel=0.01)
+    assert table1.weights_of("large") == pytest.approx(340e6, rel=0.02)
 
 
 def test_the_papers_table_2():
