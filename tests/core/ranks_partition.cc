@@ -40,6 +40,7 @@ class Partitioned : public Step {
     }
     bad_host_ = random.OneIn(2) ? random.Below(static_cast<int64_t>(hosts_.ranks.size())) : -1;
     raises_ = bad_host_ >= 0 && random.OneIn(4);
+    starts_apart_ = random.OneIn(2);
     const int hosts = static_cast<int>(hosts_.ranks.size());
     for (size_t t = 0; t < shapes.size(); ++t) {
       owner_of_.push_back(static_cast<int>(random.Below(lanes_)));
