@@ -17,7 +17,9 @@ _START = str(Path(__file__).with_name("start"))
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 
-def start(command: list[str], output: IO, **environ: str) -> subprocess.Popen:
+def start(
+    command: list[str], output: IO, cwd: Path | None = None, **environ: str
+) -> subprocess.Popen:
     """Starts a command with `launch.environment()`; all that it prints goes to `output`."""
     environ = {**launch.environment(), **_QUIET, **environ}
     environ["PYTHONPATH"] = os.pathsep.join([_START, environ["PYTHONPATH"]])
@@ -26,6 +28,7 @@ def start(command: list[str], output: IO, **environ: str) -> subprocess.Popen:
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
+        cwd=cwd,
         env=environ,
         start_new_session=True,
     )

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pool
@@ -35,7 +36,7 @@ class Ended:
     seconds: float
 
 
-def run(command: list[str], timeout: float, **environ: str) -> Ended:
+def run(command: list[str], timeout: float, cwd: Path | None = None, **environ: str) -> Ended:
     """Runs a command with `launch.environment()` and ends all of its processes after `timeout` s.
 
     Raises:
@@ -43,7 +44,7 @@ def run(command: list[str], timeout: float, **environ: str) -> Ended:
     """
     started = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as output:
-        process = processes.start(command, output, **environ)
+        process = processes.start(command, output, cwd, **environ)
         try:
             process.wait(timeout)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""`python -m tf_adasum demo`, `python -m tf_adasum doctor`."""
+"""`python -m tf_adasum demo`, `doctor`, `run`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 _COMMANDS = {
     "demo": "train a small network on real data, with and without Adasum, on 4 ranks",
     "doctor": "say what was built, and what is here",
+    "run": "run a program as several ranks, with the right mpirun",
 }
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tf_adasum import native
@@ -57,6 +58,15 @@ def check_not_alone(mpi_size: int, environ: Mapping[str, str] = os.environ) -> N
     )
 
 
+def check_launcher(environ: Mapping[str, str] = os.environ) -> None:
+    """Raises RuntimeError where MPI would not come through its initialisation.
+
+    MPICH finds something of its own in what Open MPI's mpirun leaves, and ends the process.
+    """
+    if launched_by(environ)[0] == "Open MPI's mpirun" and not is_open_mpi():
+        check_not_alone(1, environ)
+
+
 def _mpi_folders() -> list[Path]:
     """Where the running MPI's programs may be: beside the loaded library, then on PATH."""
     native.core_library()
@@ -66,31 +76,114 @@ def _mpi_folders() -> list[Path]:
     return [*folders, *(Path(folder) for folder in os.get_exec_path())]
 
 
-def mpirun_command(np: int) -> list[str]:
-    """The start of a command line that runs a program as `np` ranks on this host.
+def _running() -> str:
+    return native.core_library().adasum_mpi_running().decode()
 
-    It belongs to the MPI that the core is linked to. More ranks than cores are allowed, and ranks
-    are not bound to cores, since TensorFlow brings threads of its own.
+
+def is_open_mpi() -> bool:
+    """Whether the MPI in use is Open MPI."""
+    return _running().startswith("Open MPI")
+
+
+def mpirun_command(
+    np: int,
+    *,
+    hosts: Sequence[tuple[str, int]] = (),
+    elastic: bool = False,
+    oversubscribe: bool = True,
+    environ: Mapping[str, str] = os.environ,
+) -> list[str]:
+    """The start of a command line that runs a program as `np` ranks.
+
+    It belongs to the MPI that the core is linked to. Ranks are not bound to cores, since TensorFlow
+    brings threads of its own.
+
+    Args:
+        np: the number of ranks.
+        hosts: names, each with the number of ranks that it has room for; by default this host, or
+            those of the batch job.
+        elastic: the others are to go on when a process dies.
+        oversubscribe: more ranks than cores are allowed. MPICH and Intel MPI always allow them.
+        environ: what it will be started with, and what matters of that goes to other hosts.
 
     Raises:
         FileNotFoundError: if that MPI's launcher is not beside its library nor on PATH.
+        ValueError: if that MPI does not have what is asked for.
     """
-    open_mpi = native.core_library().adasum_mpi_running().decode().startswith("Open MPI")
-    names = ["mpirun.openmpi", "mpirun"] if open_mpi else ["mpiexec.mpich", "mpiexec"]
-    flags = ["--oversubscribe", "--bind-to", "none"] if open_mpi else []
+    flags = _flags(_running(), np, hosts, elastic, oversubscribe, environ)
+    names = ["mpirun.openmpi", "mpirun"] if is_open_mpi() else ["mpiexec.mpich", "mpiexec"]
     for folder in _mpi_folders():
         for name in names:
             if found := shutil.which(name, path=str(folder)):
-                return [found, *flags, "-np" if open_mpi else "-n", str(np)]
+                return [found, *flags]
     raise FileNotFoundError(f"found neither {' nor '.join(names)} for the MPI in use")
+
+
+def _flags(
+    running: str,
+    np: int,
+    hosts: Sequence[tuple[str, int]],
+    elastic: bool,
+    oversubscribe: bool,
+    environ: Mapping[str, str],
+) -> list[str]:
+    """`mpirun_command`'s, for an MPI that says of itself what `running` is."""
+    open_mpi = re.match(r"Open MPI v(\d+)", running)
+    if elastic and (open_mpi is None or int(open_mpi[1]) < 5):
+        raise ValueError(
+            "only Open MPI 5 and later (`mpirun --with-ft ulfm`) let the others go on when a "
+            f"process dies. This is {running.split(',')[0]}"
+        )
+    if open_mpi:
+        return [
+            *(["--with-ft", "ulfm"] if elastic else []),
+            *(["--oversubscribe"] if oversubscribe else []),
+            *("--bind-to", "none"),
+            *(["--host", _with_slots(hosts), *_exports(environ)] if hosts else []),
+            *("-np", str(np)),
+        ]
+    if running.startswith("Intel"):
+        # Unlike MPICH it binds each rank to cores.
+        flags = ["-genv", "I_MPI_PIN", "0"]
+        if hosts:
+            slots = {number for _, number in hosts}
+            if len(slots) > 1:
+                raise ValueError(
+                    "Intel MPI's -hosts and -ppn want the same number of ranks on every host; name "
+                    f"a file of lines `host:number` by -machinefile. Received: {_with_slots(hosts)}"
+                )
+            flags += ["-hosts", ",".join(name for name, _ in hosts), "-ppn", str(slots.pop())]
+        return [*flags, "-n", str(np)]
+    return [*(["-hosts", _with_slots(hosts)] if hosts else []), "-n", str(np)]
+
+
+def _with_slots(hosts: Sequence[tuple[str, int]]) -> str:
+    return ",".join(f"{name}:{number}" for name, number in hosts)
+
+
+# What of this process's environment ranks on other hosts want: Open MPI hands on to these only what
+# it is told to, MPICH and Intel MPI everything.
+_EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
+_EXPORTED_FAMILIES = tuple("TF_ KERAS_ HOROVOD_ XLA_ CUDA_ NCCL_ OMP_ UCX_ FI_".split())
+
+
+def _exports(environ: Mapping[str, str]) -> list[str]:
+    names = sorted(n for n in environ if n in _EXPORTED or n.startswith(_EXPORTED_FAMILIES))
+    return [word for name in names for word in ("-x", name)]
+
+
+def allow_root() -> dict[str, str]:
+    """What root's environment needs in addition.
+
+    Open MPI refuses root unless told twice; in a container there is often no other user.
+    """
+    names = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+    return dict.fromkeys(names, "1") if os.geteuid() == 0 else {}
 
 
 def environment() -> dict[str, str]:
     """The environment for `mpirun_command`: this process's, without the marks of a launcher."""
-    environ = dict(os.environ)
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
-        # Open MPI refuses root unless told twice; in a container there is often no other user.
-        environ["OMPI_ALLOW_RUN_AS_ROOT"] = environ["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    environ = {**os.environ, **allow_root()}
     # Ranks find this package where this process found it, installed or not.
     environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(p for p in sys.path if p))
     return environ

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cfenv>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <limits>
@@ -108,6 +109,15 @@ void LeaveToParent() {
 std::shared_ptr<Communicator> WorldOrLeft() {
   std::lock_guard<std::mutex> lock(world_mutex);
   return world != nullptr ? world : not_left;
+}
+
+// Horovod and mpi4py finalize MPI where they have initialised it, and may do so before this process
+// exits. From then on the watchdog could not call it.
+void LeaveBeforeMpiEnds() {
+  if (adasum_shutdown() == ADASUM_OK) return;
+  std::fprintf(stderr, "tf_adasum: MPI is finalized on this rank, but %s\n", last_error.c_str());
+  std::fflush(stderr);
+  adasum::AbortMpi(EXIT_FAILURE);
 }
 
 bool IsOfAllRanks(const Communicator& communicator) {
@@ -227,6 +237,8 @@ int adasum_init(const void* comm) {
     const Patience patience = Patience::OfEnvironment();
     const StartWatch watch(patience.warning);
     std::shared_ptr<Transport> transport = MpiTransport::Create(comm);
+    static std::once_flag after_mpi_begins;
+    std::call_once(after_mpi_begins, [] { adasum::BeforeMpiEnds(LeaveBeforeMpiEnds); });
     const auto end_job = [] { adasum::AbortMpi(EXIT_FAILURE); };
     not_left = nullptr;
     world = std::make_shared<Communicator>(

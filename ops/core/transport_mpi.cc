@@ -1,13 +1,19 @@
 #include "transport_mpi.h"
 
 #include <mpi.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
 #include <iterator>
+#include <map>
 #include <numeric>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "error.h"
@@ -121,13 +127,44 @@ Place PlaceIn(MPI_Comm comm) {
   return place;
 }
 
-// Each rank's host, as the number of the host's first rank.
+// What tells this host, and the container on it, from others: names alone may be given twice.
+struct HostIdentity {
+  std::array<char, 256> name{};
+  std::array<char, 40> start{};  // of the kernel
+  uint64_t processes = 0;        // the space that their numbers are from
+
+  static HostIdentity Own() {
+    HostIdentity own;
+    gethostname(own.name.data(), own.name.size() - 1);
+    std::ifstream("/proc/sys/kernel/random/boot_id").get(own.start.data(), own.start.size());
+    struct stat space{};
+    if (stat("/proc/self/ns/pid", &space) == 0) own.processes = space.st_ino;
+    return own;
+  }
+  bool operator<(const HostIdentity& other) const {
+    return std::tie(name, start, processes) < std::tie(other.name, other.start, other.processes);
+  }
+};
+
+// Each rank's host, as the number of one of the host's ranks. MPI goes by what the launcher calls
+// the host: where Slurm has another name for it than its own, Open MPI 5 takes each rank for one on
+// a host of its own.
 std::vector<int> FindHosts(MPI_Comm comm, MPI_Comm local) {
   const Place world = PlaceIn(comm);
   int first = world.rank;
   Check(MPI_Bcast(&first, 1, MPI_INT, 0, local), "MPI_Bcast");
   std::vector<int> host_of(world.size);
   Check(MPI_Allgather(&first, 1, MPI_INT, host_of.data(), 1, MPI_INT, comm), "MPI_Allgather");
+  const HostIdentity own = HostIdentity::Own();
+  std::vector<HostIdentity> identities(world.size);
+  Check(MPI_Allgather(&own, sizeof own, MPI_BYTE, identities.data(), sizeof own, MPI_BYTE, comm),
+        "MPI_Allgather");
+  std::map<HostIdentity, int> known;
+  for (int rank = 0; rank < world.size; ++rank) {
+    const int same = host_of[known.emplace(identities[rank], rank).first->second];
+    const int mpis = host_of[rank];
+    std::replace(host_of.begin(), host_of.end(), mpis, same);
+  }
   return host_of;
 }
 
@@ -496,7 +533,13 @@ bool MpiTransport::reads_device(const std::string& kind) const {
   return kind == "CUDA" && MpiReadsCuda();
 }
 
-bool MpiReadsCuda() { return MPIX_Query_cuda_support != nullptr && MPIX_Query_cuda_support() == 1; }
+bool MpiReadsCuda() {
+#if !defined(OMPI_MAJOR_VERSION)
+  // MPICH ends the process where it is asked before.
+  if (!Initialized() || Finalized()) return false;
+#endif
+  return MPIX_Query_cuda_support != nullptr && MPIX_Query_cuda_support() == 1;
+}
 
 bool MpiIsFaultTolerant() {
   if (!kHasUlfm || !Initialized() || Finalized()) return false;
@@ -520,6 +563,20 @@ void AbortMpi(int exit_code) {
 
 void FinalizeMpi() {
   if (finalize_is_ours && !Finalized() && !MpiIsFaultTolerant()) MPI_Finalize();
+}
+
+void BeforeMpiEnds(void (*action)()) {
+  static void (*to_do)() = nullptr;
+  to_do = action;
+  // What MPI_COMM_SELF holds is deleted before anything else is done.
+  const auto when_deleted = [](MPI_Comm, int, void*, void*) {
+    to_do();
+    return int{MPI_SUCCESS};
+  };
+  int key = MPI_KEYVAL_INVALID;
+  Check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, when_deleted, &key, nullptr),
+        "MPI_Comm_create_keyval");
+  Check(MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr), "MPI_Comm_set_attr");
 }
 
 std::string MpiBuiltFor() {

@@ -78,6 +78,10 @@ int MpiJobSize();
 // where MPI is fault tolerant: it may wait for the dead, and the launcher does without.
 void FinalizeMpi();
 
+// Has MPI_Finalize call the action first, while MPI can still be used, whoever finalizes MPI. To be
+// called once, after MPI is initialised.
+void BeforeMpiEnds(void (*action)());
+
 // "Open MPI", "MPICH" or "Intel MPI", from the headers of the build.
 std::string MpiBuiltFor();
 // The first line of what the library in this process says of itself. Works before MPI is
