@@ -360,7 +360,9 @@ def simulate(
 
     Args:
         per_rank: for each rank its arrays, `[rank][tensor]`.
-        op, algorithm, fusion_threshold: as in `grouped_allreduce`.
+        op: as in `grouped_allreduce`.
+        algorithm: likewise.
+        fusion_threshold: likewise.
         hosts: for each rank the number of the host that it is to be on; by default all are on one.
 
     Returns:
