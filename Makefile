@@ -63,6 +63,9 @@ bazel: build ## Build the op library with Bazel, and test it (minutes)
 	@command -v bazel > /dev/null || { echo 'No bazel on PATH; bazel/build.sh names packages.' >&2; exit 1; }
 	$(WITH_MPI) TF_ADASUM_BAZEL=1 $(PY) -m pytest tests/single/test_bazel.py
 
+release-check: ## Build an sdist, and with the oldest and the newest TensorFlow a wheel, and try it (long)
+	$(PYTHON) tests/release/check.py
+
 clean: ## Remove what the build made (.venv stays)
 	rm -rf build dist *.egg-info tf_adasum/_lib $(STAMPS)/build
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
