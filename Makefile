@@ -22,11 +22,11 @@ CPP_FILES = $(shell find ops benchmarks tests -name '*.h' -o -name '*.cc' -o -na
 TEST_EXTRAS = import configparser as c; p = c.ConfigParser(); p.read("setup.cfg"); \
   print(*p["options.extras_require"]["test"].split())
 
-.PHONY: help setup build demo test lint format clean FORCE
+.PHONY: help setup build demo test lint format docs bazel release-check clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## Show this text
-	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
 	@echo 'Variables: PYTHON (3.10 to 3.12), TENSORFLOW (what pip installs), MPICC (another MPI)'
 
 setup: $(STAMPS)/mpi4py ## Create .venv with TensorFlow, MPI and the test tools
@@ -48,6 +48,23 @@ format: setup ## Bring all files into the checked-in format
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 	$(VENV)/bin/clang-format -i $(CPP_FILES)
+
+DOCS_EXTRAS = import configparser as c; p = c.ConfigParser(); p.read("setup.cfg"); \
+  print(*p["options.extras_require"]["docs"].split())
+$(VENV)/docs/stamp: setup.cfg
+	$(PYTHON) -m venv $(VENV)/docs
+	$(VENV)/docs/bin/pip install --no-compile `$(PYTHON) -c '$(DOCS_EXTRAS)'`
+	@touch $@
+
+docs: $(VENV)/docs/stamp ## Build the documentation as a site, into build/site; warnings are errors
+	$(VENV)/docs/bin/mkdocs build --strict
+
+bazel: build ## Build the op library with Bazel, and test it (minutes)
+	@command -v bazel > /dev/null || { echo 'No bazel on PATH; bazel/build.sh names packages.' >&2; exit 1; }
+	$(WITH_MPI) TF_ADASUM_BAZEL=1 $(PY) -m pytest tests/single/test_bazel.py
+
+release-check: ## Build an sdist, and with the oldest and the newest TensorFlow a wheel, and try it (long)
+	$(PYTHON) tests/release/check.py
 
 clean: ## Remove what the build made (.venv stays)
 	rm -rf build dist *.egg-info tf_adasum/_lib $(STAMPS)/build

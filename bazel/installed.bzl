@@ -56,17 +56,24 @@ def _run(ctx, command):
         fail("%s failed:\n%s" % (" ".join(command), result.stderr))
     return result.stdout.strip()
 
+# Without importing it, which takes seconds.
+_LOCATE = """
+import importlib.metadata as m, importlib.util as u
+place = list(u.find_spec("tensorflow").submodule_search_locations)[0]
+names = sorted(m.packages_distributions()["tensorflow"], key=len)
+print(place, *m.version(names[0]).split(".")[:2], sep=chr(10))
+"""
+
 def _tensorflow_impl(ctx):
     python = ctx.os.environ.get("PYTHON", "python3")
-    place = _run(ctx, [
-        python,
-        "-c",
-        "import importlib.util as u; print(list(u.find_spec('tensorflow').submodule_search_locations)[0])",
-    ])
+    place, major, minor = _run(ctx, [python, "-c", _LOCATE]).split("\n")
     ctx.symlink(place + "/include", "tf/include")
     for name in ["libtensorflow_framework.so.2", "libtensorflow_cc.so.2"]:
         ctx.symlink(place + "/" + name, "tf/" + name)
     ctx.file("BUILD", _TF)
+
+    # As in ops/CMakeLists.txt: the oldest TensorFlow whose headers of XLA are known to do.
+    ctx.file("version.bzl", "XLA = %s" % ((int(major), int(minor)) >= (2, 21)))
 
 installed_tensorflow = repository_rule(
     implementation = _tensorflow_impl,

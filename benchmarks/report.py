@@ -5,18 +5,34 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tf_adasum import native
+from tf_adasum.tables import format_table, geometric_mean, number, size_name
+
+__all__ = [
+    "RESULTS",
+    "ROOT",
+    "Progress",
+    "command",
+    "describe",
+    "format_table",
+    "geometric_mean",
+    "integers",
+    "machine",
+    "number",
+    "parser",
+    "size_name",
+    "software",
+    "write",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -85,40 +101,6 @@ class Progress:
 
 def _clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
-
-
-def geometric_mean(ratios: Iterable[float]) -> float:
-    """NaN if there is none."""
-    logarithms = [math.log(ratio) for ratio in ratios]
-    return math.exp(sum(logarithms) / len(logarithms)) if logarithms else math.nan
-
-
-def size_name(size: int) -> str:
-    """Bytes in the largest unit that divides them: 64 KiB."""
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size >= 1 << power and size % (1 << power) == 0:
-            return f"{size >> power} {unit}"
-    return f"{size} B"
-
-
-def number(value: float | None) -> str:
-    """Three digits that count, or a dash where there is no value."""
-    if value is None or math.isnan(value):
-        return "-"
-    if value == 0:
-        return "0"
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:.{min(digits, 6)}f}"
-
-
-def format_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Aligned text under a line of headings; the first column to the left, the others right."""
-    cells = [list(headings), *(list(row) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
-        for line in cells
-    )
 
 
 def machine() -> dict[str, Any]:

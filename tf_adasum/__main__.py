@@ -1,4 +1,4 @@
-"""`python -m tf_adasum demo`, `doctor`, `run`."""
+"""`python -m tf_adasum demo`, `doctor`, `bench`, `run`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import sys
 
 _COMMANDS = {
     "demo": "train a small network on real data, with and without Adasum, on 4 ranks",
-    "doctor": "say what was built, and what is here",
+    "doctor": "say what was built and what is here, and whether training can work",
+    "bench": "measure the allreduce on this cluster, and say what to choose",
     "run": "run a program as several ranks, with the right mpirun",
 }
 

@@ -125,7 +125,8 @@ def grouped_allreduce(
         tensors: float16, bfloat16, float32 or float64, of any shape; the same on all ranks.
         op: `Adasum` (the paper's equation 5), `Sum` or `Average`.
         name: shown in errors; must be equal on all ranks.
-        algorithm, fusion_threshold: as of `core.grouped_allreduce`.
+        algorithm: as of `core.grouped_allreduce`.
+        fusion_threshold: likewise.
 
     Returns:
         Tensors with the shapes and dtypes of `tensors`, bitwise equal on all ranks.

@@ -307,13 +307,17 @@ def grouped_allreduce(
     init()
     inputs = _Tensors(arrays)
     results = inputs.empty_like()
-    options = _options(op, name, algorithm, fusion_threshold)
+    _reduce_into(results, inputs, _options(op, name, algorithm, fusion_threshold))
+    return results.arrays
+
+
+def _reduce_into(results: _Arrays, inputs: _Tensors, options: native.ReduceOptions) -> None:
+    """With results that were made before, whose pages have memory already."""
     _check(
         native.core_library().adasum_allreduce(
             inputs.tensors, results.pointers, len(inputs), ctypes.byref(options)
         )
     )
-    return results.arrays
 
 
 def broadcast(array: np.ndarray, root_rank: int = 0, name: str | None = None) -> np.ndarray:
@@ -369,7 +373,9 @@ def simulate(
 
     Args:
         per_rank: for each rank its arrays, `[rank][tensor]`.
-        op, algorithm, fusion_threshold: as in `grouped_allreduce`.
+        op: as in `grouped_allreduce`.
+        algorithm: likewise.
+        fusion_threshold: likewise.
         hosts: for each rank the number of the host that it is to be on; by default all are on one.
 
     Returns:

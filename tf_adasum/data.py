@@ -19,10 +19,9 @@ def shard(data: Any) -> Any:
 
     Args:
         data: a `tf.data.Dataset`, whose elements are dealt out as they are, batches if it is
-        batched;
-            or arrays or tensors of one length, as in `x` or `(x, y)`, nested in tuples, lists and
-            dicts. Shard a dataset before it is shuffled: a shuffle is different on each rank, so a
-            later shard would take some examples twice and others never.
+            batched; or arrays or tensors of one length, as in `x` or `(x, y)`, nested in tuples,
+            lists and dicts. Shard a dataset before it is shuffled: a shuffle is different on each
+            rank, so a later shard would take some examples twice and others never.
 
     Returns:
         The same structure. A dataset of unknown cardinality is not filled up: its ranks may differ

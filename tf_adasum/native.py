@@ -118,6 +118,7 @@ _PROTOTYPES = {
     "adasum_last_error": (ctypes.c_char_p, []),
     "adasum_mpi_built_for": (ctypes.c_char_p, []),
     "adasum_mpi_running": (ctypes.c_char_p, []),
+    "adasum_mpi_thread_level": (ctypes.c_char_p, []),
     "adasum_simd": (ctypes.c_char_p, []),
     "adasum_shares_memory": (ctypes.c_int, []),
     "adasum_allreduce": (ctypes.c_int, [_TENSORS, _POINTERS, ctypes.c_int64, _OPTIONS]),

@@ -19,7 +19,8 @@ def adasum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     Orthogonal vectors are added, equal ones averaged; a zero vector is neutral.
 
     Args:
-        a, b: arrays of the same shape, of any real dtype; their products are taken in float64.
+        a: an array of any real dtype; products are taken in float64.
+        b: an array of the same shape.
 
     Returns:
         A float64 array of that shape.

@@ -6,7 +6,6 @@ import re
 import shutil
 import struct
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -94,18 +93,3 @@ def test_a_build_without_cuda_says_so():
 def test_a_device_that_is_unknown():
     with pytest.raises(ValueError, match=r"`memory` must be 0 \(host\), 1 \(CUDA\).*Received: 9"):
         _allreduce_on(native.Device(memory=9))
-
-
-def test_doctor_says_what_was_built():
-    command = [sys.executable, "-m", "tf_adasum", "doctor"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    rows = dict(re.split(r"  +", line, maxsplit=1) for line in shown.splitlines())
-    info = native.build_info()
-    assert rows["built for TensorFlow"] == info["tensorflow"]
-    assert rows["MPI built for"] == f"{info['mpi']} {info['mpi_version']}"
-    if native.has_cuda():
-        assert rows["CUDA"].startswith(f"built with {info['cuda']}; GPUs here: ")
-        assert "CUDA-aware" in rows["tensors on GPUs go"]
-        assert rows["tensors on GPUs go"].endswith("(TF_ADASUM_DEVICE_TRANSPORT=auto)")
-    else:
-        assert rows["CUDA"].startswith("no: built without nvcc")
