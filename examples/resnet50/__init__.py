@@ -1,0 +1,1 @@
+"""The parts of resnet50_imagenet.py."""
