@@ -23,18 +23,15 @@ INNER_STATES = ("local", "averaged", "reset")
 class Simulation:
     """Workers that train copies of a model, with a sync after each window of local steps.
 
+    `start` begins a training; another one may follow, without tracing the graph again.
+
     Args:
-        model: a built `keras.Model`; its weights are what all workers start from.
-        optimizer: a `keras.optimizers.Optimizer`. A learning rate that changes has to be a
+        model: a built `keras.Model`.
+        optimizer: a `keras.optimizers.Optimizer`, new. A learning rate that changes has to be a
             `LearningRateSchedule`, of the worker's own steps.
         loss: a function of targets and predictions to a scalar.
         data: inputs and targets, two arrays of as many examples.
         workers: their number.
-        op, wire_dtype, error_feedback: as in `AdasumOptimizer`.
-        inner_state: what becomes of the optimizer's own floating-point variables at a sync:
-            "local", they stay each worker's; "averaged", as `average_inner_state=True` does; or
-            "reset", to what they were at first.
-        hosts: for each worker the number of its host; by default all are on one.
 
     Attributes:
         orthogonality: of the last sync, one number a trainable variable (the paper's 3.6).
@@ -48,43 +45,69 @@ class Simulation:
         loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
         data: tuple[np.ndarray, np.ndarray],
         workers: int,
-        *,
-        op: core.Op | str = core.Adasum,
-        inner_state: str = "local",
-        wire_dtype: str | None = None,
-        error_feedback: bool = True,
-        hosts: Sequence[int] | None = None,
     ):
-        if inner_state not in INNER_STATES:
-            raise ValueError(
-                f"`inner_state` must be one of {INNER_STATES}. Received: {inner_state}"
-            )
         optimizer.build(model.trainable_variables)
         self.model, self.workers = model, workers
-        self.orthogonality: list[float] = []
-        self.sent_bytes = 0
         self._optimizer, self._loss = optimizer, loss
         self._inputs, self._targets = map(tf.constant, data)
-        self._options = {"op": op, "wire_dtype": wire_dtype, "hosts": hosts}
-        self._inner_state = inner_state
-        self._starts = [v.numpy() for v in model.trainable_variables]
-        self._start_variables = [tf.Variable(start) for start in self._starts]
+        self._start_variables = [tf.Variable(v) for v in model.trainable_variables]
         self._own = [*optimizer.variables, *model.non_trainable_variables]
-        self._of_workers = [self._stacked(variable) for variable in self._own]
-        self._ended = [self._stacked(variable) for variable in model.trainable_variables]
+        self._first = [np.stack([v.numpy()] * workers) for v in self._own]
+        self._of_workers = [tf.Variable(first) for first in self._first]
+        self._ended = [
+            tf.Variable(np.stack([v.numpy()] * workers)) for v in model.trainable_variables
+        ]
         self._states = [
             i
             for i, variable in enumerate(optimizer.variables)
             if keras.backend.is_float_dtype(variable.dtype)
             and not variable.path.endswith("/learning_rate")
         ]
-        self._first_states = {i: self._of_workers[i].numpy() for i in self._states}
-        self._skips = [0] * workers
+        self.start([v.numpy() for v in model.trainable_variables])
+
+    def start(
+        self,
+        weights: Sequence[np.ndarray],
+        *,
+        op: core.Op | str = core.Adasum,
+        inner_state: str = "local",
+        wire_dtype: str | None = None,
+        error_feedback: bool = True,
+        hosts: Sequence[int] | None = None,
+    ) -> None:
+        """Begins a training; all but the weights is what it was when this object was made.
+
+        Args:
+            weights: what all workers start from, one array a trainable variable.
+            op, wire_dtype, error_feedback: as in `AdasumOptimizer`.
+            inner_state: what becomes of the optimizer's own floating-point variables at a sync:
+                "local", they stay each worker's; "averaged", as `average_inner_state=True` does;
+                or "reset", to what they were at first.
+            hosts: for each worker the number of its host; by default all are on one.
+        """
+        if inner_state not in INNER_STATES:
+            raise ValueError(
+                f"`inner_state` must be one of {INNER_STATES}. Received: {inner_state!r}"
+            )
+        self.orthogonality: list[float] = []
+        self.sent_bytes = 0
+        self._options = {"op": op, "wire_dtype": wire_dtype, "hosts": hosts}
+        self._inner_state = inner_state
+        self._go_on_from(weights)
+        for stacked, first in zip(self._of_workers, self._first, strict=True):
+            stacked.assign(first)
+        self._skips = [0] * self.workers
         # What AdasumOptimizer begins with.
         self._wire_scale = (10 if wire_dtype == "float16" else 0, 0)
         self._residuals = None
         if wire_dtype is not None and error_feedback:
-            self._residuals = [[np.zeros_like(s) for s in self._starts] for _ in range(workers)]
+            zeros = [np.zeros_like(weight) for weight in weights]
+            self._residuals = [zeros] * self.workers
+
+    def _go_on_from(self, weights: Sequence[np.ndarray]) -> None:
+        self._starts = list(weights)
+        for variable, start in zip(self._start_variables, weights, strict=True):
+            variable.assign(start)
 
     def window(self, examples: np.ndarray) -> float:
         """Local steps of every worker, then a sync.
@@ -112,14 +135,12 @@ class Simulation:
             skips_in_a_row=self._skips,
             **self._options,
         )
-        self._starts = done.values[0]
-        for variable, start in zip(self._start_variables, self._starts, strict=True):
-            variable.assign(start)
+        self._go_on_from(done.values[0])
         for place, i in enumerate(averaged):
             self._of_workers[i].assign(np.stack([of_rank[place] for of_rank in done.states]))
         if self._inner_state == "reset":
-            for i, first in self._first_states.items():
-                self._of_workers[i].assign(first)
+            for i in self._states:
+                self._of_workers[i].assign(self._first[i])
         self._wire_scale, self._residuals = done.wire_scale, done.residuals
         self._skips = done.skips_in_a_row
         self.orthogonality = done.orthogonality
@@ -131,8 +152,12 @@ class Simulation:
         """What all workers hold since the last sync, one array a trainable variable."""
         return self._starts
 
+    def states(self) -> list[np.ndarray]:
+        """The optimizer's variables, each with the workers as its first dimension."""
+        return [stacked.numpy() for stacked in self._of_workers[: len(self._optimizer.variables)]]
+
     def load(self) -> keras.Model:
-        """The model with the weights of the last sync, and the workers' mean of what else it keeps."""
+        """The model, with the last sync's weights and the workers' mean of what else it keeps."""
         for variable, weight in zip(self.model.trainable_variables, self._starts, strict=True):
             variable.assign(weight)
         kept = self._of_workers[len(self._optimizer.variables) :]
@@ -140,9 +165,6 @@ class Simulation:
             if keras.backend.is_float_dtype(variable.dtype):
                 variable.assign(stacked.numpy().mean(0))
         return self.model
-
-    def _stacked(self, variable: keras.Variable) -> tf.Variable:
-        return tf.Variable(np.stack([variable.numpy()] * self.workers))
 
     @tf.function(reduce_retracing=True)
     def _turns(self, examples: tf.Tensor) -> tf.Tensor:
@@ -179,7 +201,7 @@ def _by_worker(stacked: Sequence[np.ndarray], workers: int) -> list[list[np.ndar
 
 
 def steps(examples: int, workers: int, batch: int, epochs: int) -> int:
-    """How many steps each worker takes: in each epoch as many as there are whole batches for all."""
+    """How many each worker takes: in each epoch as many as there are whole batches for all."""
     return epochs * (examples // (workers * batch))
 
 

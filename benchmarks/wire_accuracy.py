@@ -122,6 +122,13 @@ def cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     return table
 
 
+def section(figures: dict[str, Any]) -> str | None:
+    """For docs/results.md."""
+    if "summary" not in figures:
+        return None
+    return f"```\n{report.format_table(HEADINGS, cells(figures['summary']))}\n```"
+
+
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Each seed's accuracy less that of its run in float32."""
     from matplotlib.figure import Figure
@@ -160,7 +167,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     print(report.describe(), flush=True)
-    data = lenet.load(options.data)
+    trainer = lenet.Trainer(lenet.load(options.data))
     name = runs.name_of("wire_accuracy", options.quick)
     done = runs.Runs(name, options.output, options.fresh)
     plan = planned(options)
@@ -168,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = []
     for run in plan:
         is_new = not done.has(run)
-        results.append(done.get(run, lambda run=run: lenet.train(run, data)))
+        results.append(done.get(run, lambda run=run: trainer.train(run)))
         if is_new:
             wire = wire_name(run.wire_dtype, run.error_feedback)
             progress.advance(

@@ -409,13 +409,13 @@ class SimulatedSync:
     residuals: list[list[np.ndarray]] | None
     """`[rank][tensor]`: what rounding dropped, for the next sync."""
     orthogonality: list[float]
-    """Of each tensor (the paper's section 3.6); NaN with another op than Adasum."""
+    """Of each tensor (the paper's section 3.6); NaN with one rank, or another op than Adasum."""
     skips_in_a_row: list[int]
     """For each rank how often in a row its change was not finite, for the next sync."""
     wire_scale: tuple[int, int]
     """For the next sync."""
     sent_bytes: int
-    """By all ranks together, in messages; those of one host need none."""
+    """By all ranks together, in messages; those of one host send hardly any."""
 
 
 def simulate_sync(

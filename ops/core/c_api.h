@@ -239,7 +239,7 @@ ADASUM_EXPORT int adasum_simulate(int ranks, const int32_t* host_of, const Adasu
  * element for each rank, whose memory is its own; host_of as above. No flight, no device.
  * orthogonality, which may be null, is that of the first rank's tensors, the same for all.
  * sent_bytes, which may be null, is set to the bytes that all ranks together have sent in messages:
- * those of one host send none unless TF_ADASUM_SHARED_MEMORY=0 in the environment makes them. */
+ * those of one host hardly any unless TF_ADASUM_SHARED_MEMORY=0 in the environment makes them. */
 ADASUM_EXPORT int adasum_simulate_sync(int ranks, const int32_t* host_of,
                                        const AdasumSyncTensors* tensors,
                                        const AdasumSyncOptions* options, AdasumSyncResult* results,
