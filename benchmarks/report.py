@@ -154,7 +154,10 @@ def write(name: str, folder: Path, figures: dict[str, Any]) -> Path:
         "software": software(),
         **figures,
     }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    # By rename: a program that is killed leaves the old file or the new one.
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(content, indent=1) + "\n")
+    new.replace(path)
     return path
 
 

@@ -11,44 +11,6 @@ import numpy as np
 from tf_adasum import core, native
 
 
-class _Tensors(ctypes.Structure):
-    _fields_ = [
-        ("count", ctypes.c_int64),
-        ("values", ctypes.POINTER(native.Tensor)),
-        ("starts", ctypes.POINTER(ctypes.c_void_p)),
-        ("new_values", ctypes.POINTER(ctypes.c_void_p)),
-        ("new_starts", ctypes.POINTER(ctypes.c_void_p)),
-        ("state_count", ctypes.c_int64),
-        ("states", ctypes.POINTER(native.Tensor)),
-        ("new_states", ctypes.POINTER(ctypes.c_void_p)),
-    ]
-
-
-class _Options(ctypes.Structure):
-    _fields_ = [
-        ("reduce", native.ReduceOptions),
-        ("pending", ctypes.c_int32),
-        ("flush", ctypes.c_int32),
-        ("raise_nonfinite", ctypes.c_int32),
-        ("skips_in_a_row", ctypes.c_int64),
-        ("flight", ctypes.c_int64),
-        ("wire_dtype", ctypes.c_int32),
-        ("wire_exponent", ctypes.c_int64),
-        ("wire_good_syncs", ctypes.c_int64),
-        ("residuals", ctypes.POINTER(ctypes.c_void_p)),
-    ]
-
-
-class _Result(ctypes.Structure):
-    _fields_ = [
-        ("syncs", ctypes.c_int64),
-        ("skipped", ctypes.c_int32),
-        ("identical", ctypes.c_int32),
-        ("wire_exponent", ctypes.c_int64),
-        ("wire_good_syncs", ctypes.c_int64),
-    ]
-
-
 @dataclass
 class Synced:
     """What `sync` tells beside the new values."""
@@ -81,16 +43,16 @@ def sync(
     none = core._Tensors([])
     new_starts = begun.pointers if with_starts else None
     given = (len(own), own.tensors, begun.pointers)
-    tensors = _Tensors(*given, own.pointers, new_starts, 0, none.tensors, none.pointers)
+    tensors = native.SyncTensors(*given, own.pointers, new_starts, 0, none.tensors, none.pointers)
     reduce = core._options("adasum", name, algorithm, fusion_threshold)
     if device is not None:
         reduce.device = ctypes.pointer(device)
     wire = 0 if wire_dtype is None else native.DTYPES[wire_dtype]
     kept = None if residuals is None else core._Tensors(residuals).pointers
-    options = _Options(
+    options = native.SyncOptions(
         reduce, 1, 0, raise_nonfinite, skips_in_a_row, -1, wire, *wire_scale, residuals=kept
     )
-    result, orthogonality = _Result(), (ctypes.c_double * len(own))()
+    result, orthogonality = native.SyncResult(), (ctypes.c_double * len(own))()
     core._check(
         native.core_library().adasum_sync(
             ctypes.byref(tensors), ctypes.byref(options), ctypes.byref(result), orthogonality

@@ -62,6 +62,50 @@ class ReduceOptions(ctypes.Structure):
     ]
 
 
+class SyncTensors(ctypes.Structure):
+    """`AdasumSyncTensors` of ops/core/c_api.h."""
+
+    _fields_ = [
+        ("count", ctypes.c_int64),
+        ("values", ctypes.POINTER(Tensor)),
+        ("starts", ctypes.POINTER(ctypes.c_void_p)),
+        ("new_values", ctypes.POINTER(ctypes.c_void_p)),
+        ("new_starts", ctypes.POINTER(ctypes.c_void_p)),
+        ("state_count", ctypes.c_int64),
+        ("states", ctypes.POINTER(Tensor)),
+        ("new_states", ctypes.POINTER(ctypes.c_void_p)),
+    ]
+
+
+class SyncOptions(ctypes.Structure):
+    """`AdasumSyncOptions` of ops/core/c_api.h."""
+
+    _fields_ = [
+        ("reduce", ReduceOptions),
+        ("pending", ctypes.c_int32),
+        ("flush", ctypes.c_int32),
+        ("raise_nonfinite", ctypes.c_int32),
+        ("skips_in_a_row", ctypes.c_int64),
+        ("flight", ctypes.c_int64),
+        ("wire_dtype", ctypes.c_int32),
+        ("wire_exponent", ctypes.c_int64),
+        ("wire_good_syncs", ctypes.c_int64),
+        ("residuals", ctypes.POINTER(ctypes.c_void_p)),
+    ]
+
+
+class SyncResult(ctypes.Structure):
+    """`AdasumSyncResult` of ops/core/c_api.h."""
+
+    _fields_ = [
+        ("syncs", ctypes.c_int64),
+        ("skipped", ctypes.c_int32),
+        ("identical", ctypes.c_int32),
+        ("wire_exponent", ctypes.c_int64),
+        ("wire_good_syncs", ctypes.c_int64),
+    ]
+
+
 class Topology(ctypes.Structure):
     """`AdasumTopology` of ops/core/c_api.h."""
 
@@ -97,6 +141,8 @@ _DEVICE = ctypes.POINTER(Device)
 _INT = ctypes.POINTER(ctypes.c_int)
 _INT32S = ctypes.POINTER(ctypes.c_int32)
 _INT64S = ctypes.POINTER(ctypes.c_int64)
+_DOUBLES = ctypes.POINTER(ctypes.c_double)
+_SYNC = [ctypes.POINTER(each) for each in (SyncTensors, SyncOptions, SyncResult)]
 _PROTOTYPES = {
     "adasum_init": (ctypes.c_int, [ctypes.c_void_p]),
     "adasum_shutdown": (ctypes.c_int, []),
@@ -136,6 +182,8 @@ _PROTOTYPES = {
         ctypes.c_int,
         [ctypes.c_int, _INT32S, _TENSORS, _POINTERS, _INT64S, _OPTIONS],
     ),
+    "adasum_sync": (ctypes.c_int, [*_SYNC, _DOUBLES]),
+    "adasum_simulate_sync": (ctypes.c_int, [ctypes.c_int, _INT32S, *_SYNC, _DOUBLES, _INT64S]),
     "adasum_device_allocate": (ctypes.c_int, [_DEVICE, ctypes.c_int64, _POINTERS]),
     "adasum_device_free": (ctypes.c_int, [_DEVICE, ctypes.c_void_p]),
     "adasum_device_copy": (

@@ -264,6 +264,15 @@ ADASUM_EXPORT int adasum_barrier(const char* name);
 ADASUM_EXPORT int adasum_simulate(int ranks, const int32_t* host_of, const AdasumTensor* inputs,
                                   void* const* outputs, const int64_t* counts,
                                   const AdasumReduceOptions* options);
+/* adasum_sync with ranks that are threads of this process: tensors, options and results have one
+ * element for each rank, whose memory is its own; host_of as above. No flight, no device.
+ * orthogonality, which may be null, is that of the first rank's tensors, the same for all.
+ * sent_bytes, which may be null, is set to the bytes that all ranks together have sent in messages:
+ * those of one host hardly any unless TF_ADASUM_SHARED_MEMORY=0 in the environment makes them. */
+ADASUM_EXPORT int adasum_simulate_sync(int ranks, const int32_t* host_of,
+                                       const AdasumSyncTensors* tensors,
+                                       const AdasumSyncOptions* options, AdasumSyncResult* results,
+                                       double* orthogonality, int64_t* sent_bytes);
 
 /* Memory of a device, for those who have no other way to it; and bytes from there to the host's
  * memory or, with to_device, back. Done when they return. */

@@ -142,6 +142,7 @@ class ThreadTransport : public Transport {
 
   std::shared_ptr<Message> Post(const void* data, int64_t bytes, int to, Stream stream) {
     auto message = std::make_shared<Message>(Message{data, bytes, stream});
+    world_.sent_bytes_ += bytes;
     Mailbox& box = world_.mailbox(rank(), to);
     std::lock_guard<std::mutex> lock(box.mutex);
     box.posted.push_back(message);

@@ -3,6 +3,7 @@
 #ifndef TF_ADASUM_OPS_CORE_TRANSPORT_THREADS_H_
 #define TF_ADASUM_OPS_CORE_TRANSPORT_THREADS_H_
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -28,6 +29,9 @@ class ThreadWorld {
   // Makes every waiting and later exchange throw, so that one failed rank cannot leave the others
   // waiting.
   void Abort();
+
+  // In messages, by all ranks so far.
+  int64_t sent_bytes() const { return sent_bytes_; }
 
  private:
   friend class ThreadTransport;
@@ -57,6 +61,7 @@ class ThreadWorld {
   const bool share_memory_;
   const bool reads_devices_;
   std::vector<Mailbox> mailboxes_;
+  std::atomic<int64_t> sent_bytes_{0};
   std::mutex mutex_;
   bool aborted_ = false;
   std::vector<std::unique_ptr<char, void (*)(void*)>> memory_;

@@ -1,0 +1,96 @@
+"""Trainings that together take long: each one's result is on disk as soon as it is there, so that a
+program that was killed goes on where it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import report
+
+
+class Runs:
+    """The runs of one JSON file, told apart by what they were started with.
+
+    Args:
+        name: of the file, without `.json`.
+        folder: where it is, or is to be.
+        fresh: forget what is there.
+    """
+
+    def __init__(self, name: str, folder: Path, fresh: bool = False):
+        self._name, self._folder = name, folder
+        self._done: list[dict[str, Any]] = []
+        path = folder / f"{name}.json"
+        if path.exists() and not fresh:
+            self._done = json.loads(path.read_text())["runs"]
+
+    def has(self, run: Any) -> bool:
+        """Whether its result is there."""
+        return self._find(run) is not None
+
+    def get(self, run: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The result of a run, a dataclass: the one that is there, or what `make` returns."""
+        found = self._find(run)
+        if found is None:
+            started = time.monotonic()
+            result = make()
+            found = {
+                "run": dataclasses.asdict(run),
+                **result,
+                "seconds": round(time.monotonic() - started, 1),
+            }
+            self._done.append(found)
+            self.write()
+        return found
+
+    def write(self, **figures: Any) -> Path:
+        """Writes the file: the runs, and the figures that were made of them."""
+        return report.write(self._name, self._folder, {**figures, "runs": self._done})
+
+    def _find(self, run: Any) -> dict[str, Any] | None:
+        wanted = dataclasses.asdict(run)
+        return next((each for each in self._done if each["run"] == wanted), None)
+
+
+def parser(description: str | None) -> Any:
+    """`report.parser`'s, with the options of programs that have runs."""
+    made = report.parser(description)
+    made.add_argument(
+        "--fresh", action="store_true", help="run all again, also what is in the JSON file already"
+    )
+    made.add_argument("--seeds", type=int, help="of each configuration (3; quick: 1)")
+    return made
+
+
+def name_of(name: str, quick: bool) -> str:
+    """Of the JSON file: short runs have one of their own."""
+    return f"{name}_quick" if quick else name
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Several seeds' values."""
+
+    mean: float
+    least: float
+    most: float
+
+    @staticmethod
+    def of(values: Iterable[float]) -> Spread:
+        values = list(values)
+        return Spread(statistics.fmean(values), min(values), max(values))
+
+    def percent(self, digits: int = 1) -> str:
+        """`88.1 (87.9-88.4)`, or one number where there was one seed."""
+        mean, least, most = (f"{100 * v:.{digits}f}" for v in dataclasses.astuple(self))
+        return mean if self.least == self.most else f"{mean} ({least}-{most})"
+
+
+def accuracies(results: Sequence[dict[str, Any]]) -> Spread:
+    return Spread.of(result["accuracy"] for result in results)
