@@ -1,6 +1,9 @@
 #include "arguments.h"
 
 #include <algorithm>
+#include <limits>
+
+#include "devices.h"
 
 namespace adasum {
 
@@ -136,6 +139,56 @@ void CheckMemory(const std::vector<TensorSpec>& specs, const void* const* memory
     if (memory[t] == nullptr && specs[t].bytes() > 0) {
       Refuse(std::string("`") + name + "` must have memory for tensor " + std::to_string(t));
     }
+  }
+}
+
+SyncArguments::SyncArguments(const AdasumSyncTensors* t, const AdasumSyncOptions* o,
+                             const Transport& transport)
+    : flight(Given(o, "options").flight),
+      name(TextOf(o->reduce.name)),
+      options{OptionsOf(o->reduce, transport, DeviceOf(o->reduce.device)),
+              o->pending != 0,
+              o->flush != 0,
+              o->raise_nonfinite != 0,
+              o->skips_in_a_row,
+              WireOf(*o, Given(t, "tensors").values, t->count)},
+      specs(SpecsOf(t->values, t->count, "tensor")),
+      states(SpecsOf(t->states, t->state_count, "averaged state")),
+      values(DataOf(t->values, t->count)),
+      state_data(DataOf(t->states, t->state_count)),
+      tensors{specs,         values.data(), t->starts,         t->new_values,
+              t->new_starts, states,        state_data.data(), t->new_states} {
+  CheckMemory(specs, t->starts, "starts");
+  CheckMemory(specs, t->new_values, "new_values");
+  CheckMemory(states, t->new_states, "new_states");
+  if (is_flight() && !options.reduce.device->is_host()) {
+    throw Error(ErrorKind::kInvalidArgument,
+                "a sync beside training takes tensors in the host's memory only");
+  }
+  if (options.wire.is_narrow() && !options.reduce.device->is_host()) {
+    throw Error(ErrorKind::kInvalidArgument,
+                "`wire_dtype` is for tensors in the host's memory, not yet for those on a GPU");
+  }
+  if (is_flight() && options.wire.is_narrow()) {
+    throw Error(ErrorKind::kInvalidArgument, "a sync beside training has no `wire_dtype`");
+  }
+  if (is_flight() && !states.empty()) {
+    throw Error(ErrorKind::kInvalidArgument, "a sync beside training takes no states");
+  }
+  if (t->new_starts != nullptr || is_flight() || options.flush) {
+    CheckMemory(specs, t->new_starts, "new_starts");
+  }
+}
+
+AdasumSyncResult ResultOf(const SyncResult& done) {
+  return {done.syncs, done.skipped, done.report.identical(), done.scale.exponent, done.scale.good};
+}
+
+void TellOrthogonality(const Report& report, int64_t count, double* orthogonality) {
+  if (orthogonality == nullptr) return;
+  const std::vector<double>& known = report.orthogonality;
+  for (int64_t i = 0; i < count; ++i) {
+    orthogonality[i] = known.empty() ? std::numeric_limits<double>::quiet_NaN() : known[i];
   }
 }
 

@@ -11,6 +11,7 @@
 #include "c_api.h"
 #include "error.h"
 #include "fusion.h"
+#include "sync.h"
 #include "transport.h"
 #include "wire.h"
 
@@ -38,6 +39,25 @@ Wire WireOf(const AdasumSyncOptions& given, const AdasumTensor* values, int64_t 
 
 // That there is memory for each tensor that has elements; name: the parameter's.
 void CheckMemory(const std::vector<TensorSpec>& specs, const void* const* memory, const char* name);
+
+// What a sync is given, checked. Points into it.
+struct SyncArguments {
+  SyncArguments(const AdasumSyncTensors* tensors, const AdasumSyncOptions* options,
+                const Transport& transport);
+
+  bool is_flight() const { return flight >= 0; }
+
+  const int64_t flight;
+  const std::string name;
+  const SyncOptions options;
+  const std::vector<TensorSpec> specs, states;
+  const std::vector<const void*> values, state_data;
+  const SyncTensors tensors;
+};
+
+AdasumSyncResult ResultOf(const SyncResult& done);
+// orthogonality, which may be null, has room for so many tensors.
+void TellOrthogonality(const Report& report, int64_t count, double* orthogonality);
 
 }  // namespace adasum
 

@@ -8,31 +8,24 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <functional>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <system_error>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "accelerator.h"
 #include "arguments.h"
 #include "communicator.h"
 #include "devices.h"
 #include "error.h"
 #include "faults.h"
 #include "flights.h"
-#include "nccl.h"
 #include "partition.h"
 #include "process.h"
 #include "start_watch.h"
 #include "transport_mpi.h"
-#include "transport_threads.h"
 #include "watchdog.h"
 
 namespace {
@@ -40,7 +33,6 @@ namespace {
 using adasum::CheckMemory;
 using adasum::Communicator;
 using adasum::DataOf;
-using adasum::Device;
 using adasum::DeviceCopies;
 using adasum::DeviceOf;
 using adasum::Error;
@@ -53,15 +45,15 @@ using adasum::OptionsOf;
 using adasum::Partition;
 using adasum::PartitionPlace;
 using adasum::Patience;
-using adasum::ReduceOptions;
+using adasum::ResultOf;
 using adasum::SpecsOf;
 using adasum::StartWatch;
+using adasum::SyncArguments;
+using adasum::TellOrthogonality;
 using adasum::TensorSpec;
 using adasum::TextOf;
-using adasum::ThreadWorld;
 using adasum::Transport;
 using adasum::Watchdog;
-using adasum::WireOf;
 using adasum::World;
 
 thread_local std::string last_error;
@@ -227,118 +219,6 @@ int Guard(const std::function<void()>& body) {
 }
 
 }  // namespace adasum
-
-namespace {
-
-// What a sync is given, checked. Points into it.
-struct SyncArguments {
-  SyncArguments(const AdasumSyncTensors* t, const AdasumSyncOptions* o, const Transport& transport)
-      : flight(Given(o, "options").flight),
-        name(TextOf(o->reduce.name)),
-        options{OptionsOf(o->reduce, transport, DeviceOf(o->reduce.device)),
-                o->pending != 0,
-                o->flush != 0,
-                o->raise_nonfinite != 0,
-                o->skips_in_a_row,
-                WireOf(*o, Given(t, "tensors").values, t->count)},
-        specs(SpecsOf(t->values, t->count, "tensor")),
-        states(SpecsOf(t->states, t->state_count, "averaged state")),
-        values(DataOf(t->values, t->count)),
-        state_data(DataOf(t->states, t->state_count)),
-        tensors{specs,         values.data(), t->starts,         t->new_values,
-                t->new_starts, states,        state_data.data(), t->new_states} {
-    CheckMemory(specs, t->starts, "starts");
-    CheckMemory(specs, t->new_values, "new_values");
-    CheckMemory(states, t->new_states, "new_states");
-    if (is_flight() && !options.reduce.device->is_host()) {
-      throw Error(ErrorKind::kInvalidArgument,
-                  "a sync beside training takes tensors in the host's memory only");
-    }
-    if (options.wire.is_narrow() && !options.reduce.device->is_host()) {
-      throw Error(ErrorKind::kInvalidArgument,
-                  "`wire_dtype` is for tensors in the host's memory, not yet for those on a GPU");
-    }
-    if (is_flight() && options.wire.is_narrow()) {
-      throw Error(ErrorKind::kInvalidArgument, "a sync beside training has no `wire_dtype`");
-    }
-    if (is_flight() && !states.empty()) {
-      throw Error(ErrorKind::kInvalidArgument, "a sync beside training takes no states");
-    }
-    if (t->new_starts != nullptr || is_flight() || options.flush) {
-      CheckMemory(specs, t->new_starts, "new_starts");
-    }
-  }
-
-  bool is_flight() const { return flight >= 0; }
-
-  const int64_t flight;
-  const std::string name;
-  const adasum::SyncOptions options;
-  const std::vector<TensorSpec> specs, states;
-  const std::vector<const void*> values, state_data;
-  const adasum::SyncTensors tensors;
-};
-
-AdasumSyncResult ResultOf(const adasum::SyncResult& done) {
-  return {done.syncs, done.skipped, done.report.identical(), done.scale.exponent, done.scale.good};
-}
-
-void TellOrthogonality(const adasum::Report& report, int64_t count, double* orthogonality) {
-  if (orthogonality == nullptr) return;
-  const std::vector<double>& known = report.orthogonality;
-  for (int64_t i = 0; i < count; ++i) {
-    orthogonality[i] = known.empty() ? std::numeric_limits<double>::quiet_NaN() : known[i];
-  }
-}
-
-void CheckSimulatedRanks(int ranks) {
-  // What ranks exchange messages through takes memory that grows with their square.
-  constexpr int kMostRanks = 1024;
-  if (ranks >= 1 && ranks <= kMostRanks) return;
-  throw Error(ErrorKind::kInvalidArgument, "a simulation needs at least one rank, and at most " +
-                                               std::to_string(kMostRanks) +
-                                               ". Received: " + std::to_string(ranks));
-}
-
-std::vector<int> HostsOf(int ranks, const int32_t* host_of) {
-  std::vector<int> hosts(ranks, 0);
-  if (host_of != nullptr) std::copy_n(host_of, ranks, hosts.begin());
-  return hosts;
-}
-
-// Does body on a thread for each rank. Throws what the first one that failed threw.
-void OnThreads(ThreadWorld& threads_world,
-               const std::function<void(int, std::unique_ptr<Transport>)>& body) {
-  std::mutex error_mutex;
-  std::exception_ptr first_error;
-  const auto fail = [&](bool abort) {
-    {
-      std::lock_guard<std::mutex> lock(error_mutex);
-      if (first_error == nullptr) first_error = std::current_exception();
-    }
-    if (abort) threads_world.Abort();
-  };
-  const auto run = [&](int rank) {
-    try {
-      body(rank, threads_world.Join(rank));
-    } catch (const Error& error) {
-      // A disagreement comes to every rank by itself, after messages that an abort would cut off.
-      fail(error.kind() != ErrorKind::kDisagreement);
-    } catch (...) {
-      fail(true);
-    }
-  };
-  std::vector<std::thread> threads;
-  try {
-    for (int rank = 0; rank < threads_world.size(); ++rank) threads.emplace_back(run, rank);
-  } catch (const std::system_error&) {
-    fail(true);
-  }
-  for (std::thread& thread : threads) thread.join();
-  if (first_error != nullptr) std::rethrow_exception(first_error);
-}
-
-}  // namespace
 
 int adasum_init(const void* comm) {
   return Guard([&] {
@@ -551,121 +431,3 @@ int adasum_allgather(const AdasumTensor* input, AdasumAllocate allocate, void* c
 int adasum_barrier(const char* name) {
   return Guard([&] { World()->Barrier(TextOf(name)); });
 }
-
-int adasum_simulate(int ranks, const int32_t* host_of, const AdasumTensor* inputs,
-                    void* const* outputs, const int64_t* counts,
-                    const AdasumReduceOptions* options) {
-  return Guard([&] {
-    CheckSimulatedRanks(ranks);
-    const AdasumReduceOptions& given = Given(options, "options");
-    Given(counts, "counts");
-    std::vector<std::vector<TensorSpec>> specs;
-    std::vector<int64_t> first_tensors;
-    int64_t tensors = 0;
-    for (int rank = 0; rank < ranks; ++rank) {
-      first_tensors.push_back(tensors);
-      specs.push_back(SpecsOf(inputs + tensors, counts[rank], "tensor"));
-      if (counts[rank] > 0)
-        CheckMemory(specs[rank], &Given(outputs, "outputs") + tensors, "outputs");
-      tensors += counts[rank];
-    }
-    const bool on_device = given.device != nullptr && given.device->memory != ADASUM_HOST;
-    if (on_device && given.device->memory != ADASUM_EMULATED) {
-      throw Error(ErrorKind::kInvalidArgument,
-                  "a simulation's tensors are in the host's memory, or the emulated device's");
-    }
-    ThreadWorld threads_world(HostsOf(ranks, host_of), adasum::SharedMemoryIsWanted(), on_device);
-    OnThreads(threads_world, [&](int rank, std::unique_ptr<Transport> transport) {
-      const int64_t first = first_tensors[rank];
-      const std::vector<const void*> data = DataOf(inputs + first, counts[rank]);
-      // Each rank has a device of its own, which lives as long as what is there.
-      std::unique_ptr<Device> device;
-      if (on_device) device = adasum::MakeDevice(*given.device);
-      Communicator communicator(std::move(transport));
-      Device& where = device == nullptr ? adasum::HostDevice() : *device;
-      const ReduceOptions reduce = OptionsOf(given, *communicator.transport(), where);
-      if (!on_device) {
-        communicator.Allreduce(specs[rank], data.data(), outputs + first, reduce,
-                               TextOf(given.name));
-        return;
-      }
-      adasum::OnDevice tensors(where, specs[rank], data);
-      communicator.Allreduce(specs[rank], tensors.data(), tensors.memory(), reduce,
-                             TextOf(given.name));
-      tensors.CopyOut(outputs + first);
-    });
-  });
-}
-
-int adasum_simulate_sync(int ranks, const int32_t* host_of, const AdasumSyncTensors* tensors,
-                         const AdasumSyncOptions* options, AdasumSyncResult* results,
-                         double* orthogonality, int64_t* sent_bytes) {
-  return Guard([&] {
-    CheckSimulatedRanks(ranks);
-    Given(tensors, "tensors");
-    Given(options, "options");
-    Given(results, "results");
-    for (int rank = 0; rank < ranks; ++rank) {
-      const AdasumDevice* device = options[rank].reduce.device;
-      if (options[rank].flight >= 0 || (device != nullptr && device->memory != ADASUM_HOST)) {
-        throw Error(ErrorKind::kInvalidArgument,
-                    "a simulated sync has no `flight`, and takes tensors in the host's memory");
-      }
-    }
-    ThreadWorld threads_world(HostsOf(ranks, host_of), adasum::SharedMemoryIsWanted());
-    OnThreads(threads_world, [&](int rank, std::unique_ptr<Transport> transport) {
-      Communicator communicator(std::move(transport));
-      const SyncArguments given(tensors + rank, options + rank, *communicator.transport());
-      const adasum::SyncResult done = communicator.Sync(given.tensors, given.options, given.name);
-      results[rank] = ResultOf(done);
-      if (rank == 0) TellOrthogonality(done.report, tensors[rank].count, orthogonality);
-    });
-    if (sent_bytes != nullptr) *sent_bytes = threads_world.sent_bytes();
-  });
-}
-
-int adasum_device_allocate(const AdasumDevice* device, int64_t bytes, void** memory) {
-  return Guard([&] {
-    if (bytes < 0) {
-      throw Error(ErrorKind::kInvalidArgument,
-                  "`bytes` must not be negative. Received: " + std::to_string(bytes));
-    }
-    Given(memory, "memory") = DeviceOf(device).Allocate(bytes);
-  });
-}
-
-int adasum_device_free(const AdasumDevice* device, void* memory) {
-  return Guard([&] { DeviceOf(device).Free(&Given(static_cast<char*>(memory), "memory")); });
-}
-
-int adasum_device_copy(const AdasumDevice* device, void* to, const void* from, int64_t bytes,
-                       int32_t to_device) {
-  return Guard([&] {
-    if (bytes < 0) {
-      throw Error(ErrorKind::kInvalidArgument,
-                  "`bytes` must not be negative. Received: " + std::to_string(bytes));
-    }
-    if (bytes == 0) return;
-    Device& on = DeviceOf(device);
-    char* into = &Given(static_cast<char*>(to), "to");
-    const char* out_of = &Given(static_cast<const char*>(from), "from");
-    to_device != 0 ? on.CopyIn(into, out_of, bytes) : on.CopyOut(into, out_of, bytes);
-  });
-}
-
-int64_t adasum_sent_bytes(void) { return adasum::Transport::sent_bytes; }
-
-int64_t adasum_device_copied_bytes(void) { return adasum::Accelerator::copied_bytes; }
-
-int adasum_has_cuda(void) { return adasum::HasCuda() ? 1 : 0; }
-
-int adasum_cuda_devices(void) { return adasum::CudaDevices(); }
-
-const char* adasum_nccl_problem(void) {
-  thread_local std::string problem;
-  problem.clear();
-  adasum::nccl::Load(&problem);
-  return problem.c_str();
-}
-
-int adasum_mpi_reads_cuda(void) { return adasum::MpiReadsCuda() ? 1 : 0; }
