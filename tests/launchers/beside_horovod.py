@@ -59,5 +59,7 @@ assert len(set(hvd.allgather(np.array(losses[-1:])).numpy())) == 1
 assert optimizer.syncs == 4
 rank = adasum.rank()
 if shut_down != "nobody":
+    # Horovod's shutdown on one rank is one on all, and may take MPI with it.
+    adasum.barrier()
     {"horovod": hvd, "tf_adasum": adasum}[shut_down].shutdown()
 sys.stdout.write(f"rank {rank} is equal\n")

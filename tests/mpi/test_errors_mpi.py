@@ -174,6 +174,33 @@ core.allreduce(np.ones(3))
     assert "rank 1 with call: shutdown" in ended.output
 
 
+def test_no_start_while_another_thread_finalizes_mpi(tmp_path):
+    source = f"""
+import pathlib, threading, time
+from mpi4py import MPI
+from tf_adasum import core
+core.init()
+done = pathlib.Path({str(tmp_path / "done")!r})
+if core.rank() == 0:
+    while not done.exists():  # so long the other rank's does not end
+        time.sleep(0.01)
+    MPI.Finalize()
+else:
+    ends = threading.Thread(target=MPI.Finalize)
+    ends.start()
+    while core.is_initialized():
+        time.sleep(0.01)
+    try:
+        core.init()
+    except RuntimeError as error:
+        print(error)
+    done.touch()
+    ends.join()
+"""
+    ended = run_ranks(2, source)
+    assert ended.code == 0 and "MPI is already finalized" in ended.output, ended.output
+
+
 def test_mpi_with_too_low_a_thread_level():
     source = """
 import mpi4py
