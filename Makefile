@@ -22,7 +22,7 @@ CPP_FILES = $(shell find ops benchmarks tests -name '*.h' -o -name '*.cc' -o -na
 TEST_EXTRAS = import configparser as c; p = c.ConfigParser(); p.read("setup.cfg"); \
   print(*p["options.extras_require"]["test"].split())
 
-.PHONY: help setup build demo test lint format docs bazel release-check clean FORCE
+.PHONY: help setup build demo test lint format docs horovod bazel release-check clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## Show this text
@@ -66,6 +66,8 @@ bazel: build ## Build the op library with Bazel, and test it (minutes)
 release-check: ## Build an sdist, and with the oldest and the newest TensorFlow a wheel, and try it (long)
 	$(PYTHON) tests/release/check.py
 
+horovod: $(STAMPS)/horovod ## Build Horovod into .venv too, for the tests that have it beside us
+
 clean: ## Remove what the build made (.venv stays)
 	rm -rf build dist *.egg-info tf_adasum/_lib $(STAMPS)/build
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
@@ -104,4 +106,22 @@ $(STAMPS)/mpi4py: $(STAMPS)/choice | $(STAMPS)/packages
 # Folders count too: their time changes when a source is removed.
 $(STAMPS)/build: $(STAMPS)/packages $(shell find ops) setup.py setup.cfg pyproject.toml
 	$(WITH_MPI) $(PY) -m pip install --no-build-isolation --editable .
+	@touch $@
+
+# Of Horovod only what tests need, and as fast as it can be had: MPI, no optimization. One of its
+# sources is for the XLA of older TensorFlows.
+HOROVOD := horovod==0.28.1
+HOROVOD_SOURCE := build/horovod
+HOROVOD_OPTIONS := HOROVOD_WITH_MPI=1 HOROVOD_WITHOUT_GLOO=1 HOROVOD_WITH_TENSORFLOW=1 \
+  HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
+$(STAMPS)/horovod: $(STAMPS)/packages $(STAMPS)/mpi4py
+	rm -rf $(HOROVOD_SOURCE) && mkdir -p $(HOROVOD_SOURCE)
+	$(PY) $(PIP_INSTALL) cloudpickle psutil pyyaml packaging
+	$(PY) -m pip download --no-deps --no-binary=horovod --no-build-isolation -d build '$(HOROVOD)'
+	tar -xzf build/horovod-*.tar.gz -C $(HOROVOD_SOURCE) --strip-components=1
+	sed -i '/xla_mpi_ops\.cc/d' $(HOROVOD_SOURCE)/horovod/tensorflow/CMakeLists.txt
+	sed -i 's/"-O2" "-O3"/"-O2 -g" "-O0"/' $(HOROVOD_SOURCE)/CMakeLists.txt
+	$(WITH_MPI) PATH="$(abspath $(VENV)/bin):$(dir $(MPI_CC)):$$PATH" MAKEFLAGS=-j`nproc` \
+	  $(HOROVOD_OPTIONS) $(PY) $(PIP_INSTALL) --no-build-isolation --no-deps --force-reinstall \
+	  ./$(HOROVOD_SOURCE)
 	@touch $@

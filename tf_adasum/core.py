@@ -153,7 +153,6 @@ def init(comm: Any = None) -> None:
                 "before anything else, or shutdown() first."
             )
         return
-    launch.check_launcher()
     _check(library.adasum_init(address))
     _arrange_for_the_end()
     try:

@@ -12,12 +12,13 @@ from pathlib import Path
 from tf_adasum import native
 
 # What each launcher tells a process about the number of processes. Slurm also sets SLURM_NTASKS,
-# but that one is there in a batch script's own process too, which is rightly alone.
+# but that one is there in a batch script's own process too, which is rightly alone; and PMI_SIZE
+# where it starts processes as mpiexec would.
 _LAUNCHERS = {
     "HOROVOD_SIZE": "horovodrun",
     "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
-    "PMI_SIZE": "MPICH's mpiexec",
     "SLURM_STEP_NUM_TASKS": "srun",
+    "PMI_SIZE": "MPICH's mpiexec",
 }
 
 
@@ -56,15 +57,6 @@ def check_not_alone(mpi_size: int, environ: Mapping[str, str] = os.environ) -> N
         f"{launcher} started {started} processes, but MPI ({built_for}) sees only this one, so "
         f"they would train apart from each other: {cure}."
     )
-
-
-def check_launcher(environ: Mapping[str, str] = os.environ) -> None:
-    """Raises RuntimeError where MPI would not come through its initialisation.
-
-    MPICH finds something of its own in what Open MPI's mpirun leaves, and ends the process.
-    """
-    if launched_by(environ)[0] == "Open MPI's mpirun" and not is_open_mpi():
-        check_not_alone(1, environ)
 
 
 def _mpi_folders() -> list[Path]:
@@ -164,11 +156,11 @@ def _with_slots(hosts: Sequence[tuple[str, int]]) -> str:
 # What of this process's environment ranks on other hosts want: Open MPI hands on to these only what
 # it is told to, MPICH and Intel MPI everything.
 _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
-_EXPORTED_FAMILIES = tuple("TF_ KERAS_ HOROVOD_ XLA_ CUDA_ NCCL_ OMP_ UCX_ FI_".split())
+_FAMILIES = ("TF_", "KERAS_", "HOROVOD_", "XLA_", "CUDA_", "NCCL_", "OMP_", "UCX_", "FI_")
 
 
 def _exports(environ: Mapping[str, str]) -> list[str]:
-    names = sorted(n for n in environ if n in _EXPORTED or n.startswith(_EXPORTED_FAMILIES))
+    names = sorted(n for n in environ if n in _EXPORTED or n.startswith(_FAMILIES))
     return [word for name in names for word in ("-x", name)]
 
 

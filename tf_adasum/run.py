@@ -1,4 +1,4 @@
-"""`python -m tf_adasum run -np 4 train.py`: the mpirun that fits this installation, printed and run.
+"""`python -m tf_adasum run -np 4 train.py`: the mpirun that fits this package, printed and run.
 
 The line that it prints is all that it does: copied into a shell it does the same.
 """
@@ -60,9 +60,8 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add(
-        "-np", "-n", dest="np", type=_positive, metavar="N", help="ranks (all that -H has room for)"
-    )
+    ranks = "how many ranks (as many as -H has room for)"
+    add("-np", "-n", dest="np", type=_positive, metavar="N", help=ranks)
     add(
         "-H",
         "--hosts",

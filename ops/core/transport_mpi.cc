@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
@@ -65,6 +66,8 @@ constexpr int kNoteTag = 100;
 constexpr int64_t kChunkBytes = int64_t{1} << 30;
 
 bool finalize_is_ours = false;
+// From when MPI_Finalize begins, in whatever thread: MPI says so only when it has ended.
+std::atomic<bool> ending{false};
 
 void Check(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
@@ -92,7 +95,7 @@ bool Finalized() {
 }
 
 void EnsureInitialized() {
-  if (Finalized()) {
+  if (ending || Finalized()) {
     throw Error(ErrorKind::kState,
                 "MPI is already finalized in this process; it cannot be used again");
   }
@@ -570,6 +573,7 @@ void BeforeMpiEnds(void (*action)()) {
   to_do = action;
   // What MPI_COMM_SELF holds is deleted before anything else is done.
   const auto when_deleted = [](MPI_Comm, int, void*, void*) {
+    ending = true;
     to_do();
     return int{MPI_SUCCESS};
   };

@@ -43,7 +43,7 @@ def folder() -> Path:
         shutil.rmtree(place, ignore_errors=True)
         venv.create(place)
         pip = [sys.executable, "-m", "pip", "--python", str(place), "install", "--no-compile"]
-        done = subprocess.run([*pip, "mpich"], capture_output=True, text=True, timeout=300)
+        done = subprocess.run([*pip, "mpich"], capture_output=True, text=True, timeout=600)
         if done.returncode != 0:
             shutil.rmtree(place)
             raise UnavailableError(f"pip cannot install the package mpich:\n{done.stderr}")
@@ -89,6 +89,6 @@ def _tool(name: str) -> str:
 
 def _call(command: list[str]) -> None:
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout

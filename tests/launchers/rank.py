@@ -1,4 +1,4 @@
-"""What each rank of these tests' jobs runs: it says where it is. Its argument is its exit status."""
+"""What each rank of these tests' jobs runs: it says where it is, and exits with its argument."""
 
 import sys
 

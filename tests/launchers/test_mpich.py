@@ -60,16 +60,24 @@ def test_doctor_names_the_mpi(mpich_package):
     assert ended.code == 0 and "MPICH Version" in ended.output, ended.output
 
 
-@pytest.mark.skipif(not launch.is_open_mpi(), reason="there is no other MPI than MPICH here")
-@pytest.mark.parametrize("built_for", ["MPICH", "Open MPI"])
-def test_the_other_mpis_launcher(mpich_package, built_for):
-    if built_for == "MPICH":
-        package, mpirun = mpich_package, launch.mpirun_command(2)
-    else:
-        package = mpich_package.parent  # where there is none, so that of all other tests is found
-        mpirun = [str(folder() / "bin" / "mpiexec"), "-n", "2"]
-    ended = run_with(package, [*mpirun, *RANK])
-    launcher = "Open MPI's mpirun" if built_for == "MPICH" else "MPICH's mpiexec"
+other_mpi = pytest.mark.skipif(
+    not launch.is_open_mpi(), reason="there is no other MPI than MPICH here"
+)
+
+
+@other_mpi
+def test_mpiexec_starts_another_mpis_ranks(mpich_package):
+    mpiexec = [str(folder() / "bin" / "mpiexec"), "-n", "2"]
+    # Where the other package is not, so that the one of all other tests is found.
+    ended = run_with(mpich_package.parent, [*mpiexec, *RANK])
     assert ended.code != 0
-    assert f"{launcher} started 2 processes, but MPI ({built_for}) sees only this" in ended.output
-    assert f"start it with the mpirun of the {built_for} that tf_adasum was built" in ended.output
+    assert "MPICH's mpiexec started 2 processes, but MPI (Open MPI) sees only" in ended.output
+    assert "start it with the mpirun of the Open MPI that tf_adasum was built for" in ended.output
+
+
+@other_mpi
+def test_open_mpis_mpirun_starts_its_ranks(mpich_package):
+    ended = run_with(mpich_package, [*launch.mpirun_command(2), *RANK])
+    # It is MPICH that ends them, before anybody else can say a word.
+    assert ended.code != 0
+    assert "unsupported PMI version PMIx" in ended.output and "rank 0" not in ended.output

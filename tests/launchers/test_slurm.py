@@ -33,6 +33,8 @@ def test_without_pmix_every_process_is_told(one_node):
     said = "RuntimeError: srun started 2 processes, but MPI (Open MPI) sees only this one"
     assert ended.output.count(said) == 2, ended.output
     assert "srun --mpi=pmix" in ended.output
+    ended = run(["srun", "--mpi=pmi2", "-n", "2", *RANK], timeout=60, **one_node.environ)
+    assert ended.code == 1 and said in ended.output, ended.output
 
 
 @open_mpi

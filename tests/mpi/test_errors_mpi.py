@@ -143,13 +143,62 @@ core.allreduce(np.ones(3))
         "from tf_adasum import core; import sys; core.barrier(); sys.exit(0)",
         "from mpi4py import MPI; from tf_adasum import core; core.init(MPI.COMM_WORLD)",
         "from tf_adasum import core; core.init(); from mpi4py import MPI; MPI.COMM_WORLD.barrier()",
+        # Long enough for the watchdog to look at the others, if it were still there.
+        "from mpi4py import MPI; from tf_adasum import core; import time; core.barrier()\n"
+        "MPI.Finalize(); assert not core.is_initialized(); time.sleep(1)",
         "import tf_adasum; tf_adasum.barrier()",
     ],
-    ids=["init", "shutdown", "exit", "mpi4py before", "mpi4py after", "tensorflow"],
+    ids=[
+        *("init", "shutdown", "exit", "mpi4py before", "mpi4py after", "mpi4py ends it"),
+        "tensorflow",
+    ],
 )
 def test_a_clean_end_says_nothing(source):
     ended = run_ranks(2, source)
     assert (ended.code, ended.output) == (0, "")
+
+
+def test_mpi_is_finalized_on_one_rank_while_the_others_go_on():
+    source = """
+import numpy as np
+from mpi4py import MPI
+from tf_adasum import core
+core.init()
+if core.rank() == 1:
+    MPI.Finalize()
+core.allreduce(np.ones(3))
+"""
+    ended = run_ranks(2, source)
+    assert ended.code != 0
+    assert "MPI is finalized on this rank, but the ranks disagree" in ended.output
+    assert "rank 1 with call: shutdown" in ended.output
+
+
+def test_no_start_while_another_thread_finalizes_mpi(tmp_path):
+    source = f"""
+import pathlib, threading, time
+from mpi4py import MPI
+from tf_adasum import core
+core.init()
+done = pathlib.Path({str(tmp_path / "done")!r})
+if core.rank() == 0:
+    while not done.exists():  # so long the other rank's does not end
+        time.sleep(0.01)
+    MPI.Finalize()
+else:
+    ends = threading.Thread(target=MPI.Finalize)
+    ends.start()
+    while core.is_initialized():
+        time.sleep(0.01)
+    try:
+        core.init()
+    except RuntimeError as error:
+        print(error)
+    done.touch()
+    ends.join()
+"""
+    ended = run_ranks(2, source)
+    assert ended.code == 0 and "MPI is already finalized" in ended.output, ended.output
 
 
 def test_mpi_with_too_low_a_thread_level():

@@ -82,9 +82,10 @@ def test_tensorflow_was_replaced(copy):
         ({"OMPI_COMM_WORLD_SIZE": "4"}, "Open MPI's mpirun started 4 .* with the mpirun of the"),
         ({"PMI_SIZE": "2"}, "MPICH's mpiexec started 2 processes"),
         ({"SLURM_STEP_NUM_TASKS": "8", "PMI_SIZE": "1"}, "srun started 8 .*--mpi=pmix"),
+        ({"SLURM_STEP_NUM_TASKS": "8", "PMI_SIZE": "8"}, "srun started 8 .*--mpi=pmix"),
         ({"HOROVOD_SIZE": "2", "HOROVOD_CONTROLLER": "gloo"}, "horovodrun started 2 .*--mpi"),
     ],
-    ids=["mpirun", "mpiexec", "srun", "horovodrun"],
+    ids=["mpirun", "mpiexec", "srun", "srun as mpiexec", "horovodrun"],
 )
 def test_launched_as_several_processes_that_mpi_does_not_see(environ, message):
     with pytest.raises(RuntimeError, match=message):

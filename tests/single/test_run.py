@@ -49,7 +49,7 @@ def test_only_open_mpi_5_is_elastic(running):
 
 
 def test_intel_mpi_with_unequal_hosts():
-    with pytest.raises(ValueError, match="-machinefile. Received: a:2,b:1"):
+    with pytest.raises(ValueError, match=r"-machinefile\. Received: a:2,b:1"):
         flags(INTEL, hosts=UNEQUAL)
 
 
