@@ -124,7 +124,7 @@ def compiled_model(arguments: argparse.Namespace, classes: int, steps: int) -> k
 
     def smoothed(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         return keras.losses.categorical_crossentropy(
-            keras.ops.one_hot(keras.ops.squeeze(labels, -1), classes),
+            keras.ops.one_hot(keras.ops.reshape(labels, (-1,)), classes),
             logits,
             from_logits=True,
             label_smoothing=arguments.label_smoothing,
