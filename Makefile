@@ -26,7 +26,7 @@ TEST_EXTRAS = import configparser as c; p = c.ConfigParser(); p.read("setup.cfg"
 .DEFAULT_GOAL := help
 
 help: ## Show this text
-	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 24
 	@echo 'Variables: PYTHON (3.10 to 3.12), TENSORFLOW (what pip installs), MPICC (another MPI)'
 
 setup: $(STAMPS)/mpi4py ## Create .venv with TensorFlow, MPI and the test tools

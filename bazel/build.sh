@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds the op library with Bazel, for the TensorFlow of PYTHON and the MPI of MPICC, by default
-# those of .venv, else the first on PATH; prints where the library is. Takes minutes. In Debian:
+# Builds the op library, and the core that it links to, with Bazel, for the TensorFlow of PYTHON and
+# the MPI of MPICC, by default those of .venv, else the first on PATH; prints where the op library
+# is, the core is beside it. Takes minutes. In Debian:
 #   apt-get install bazel-bootstrap bazel-platforms bazel-rules-java bazel-rules-proto
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -26,5 +27,5 @@ PYTHON=$(find_tool python "${PYTHON:-}")
 MPICC=$(find_tool mpicc "${MPICC:-}")
 export PYTHON MPICC
 
-bazel build "$@" //:adasum_ops.so >&2
+bazel build "$@" //:adasum_ops.so //:libadasum_core.so >&2
 echo "$PWD/bazel-bin/adasum_ops.so"

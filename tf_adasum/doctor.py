@@ -257,6 +257,10 @@ def _tensorflow(facts: Facts) -> Finding:
             f"tf_adasum's ops were built for TensorFlow {built_for}, but this is TensorFlow "
             f"{facts.tensorflow}: install tensorflow=={built_for}, or {native.REBUILD}.",
         )
+    try:
+        native.check_keras(facts.keras)
+    except ImportError as error:
+        return Finding(name, value, str(error))
     if facts.ops_error:
         return Finding(
             name,

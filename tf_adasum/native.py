@@ -273,6 +273,20 @@ def check_tensorflow(running: str) -> None:
         )
 
 
+OLDEST_KERAS = (3, 5)
+"""Before it, the base class of optimizers assigns what a wrapper has as properties."""
+
+
+def check_keras(running: str) -> None:
+    """Raises ImportError where Keras is older than what the Keras wrappers are written for."""
+    if tuple(int(part) for part in running.split(".")[:2]) < OLDEST_KERAS:
+        oldest = ".".join(map(str, OLDEST_KERAS))
+        raise ImportError(
+            f"tf_adasum needs Keras {oldest} or later, but this is Keras {running}. "
+            f'Install a later one: pip install "keras>={oldest}".'
+        )
+
+
 def check_xla() -> None:
     """Raises RuntimeError where the ops were built without what XLA needs to compile them."""
     if not build_info()["xla"]:

@@ -11,8 +11,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_adasum import collectives, core, partition, window
+from tf_adasum import collectives, core, native, partition, window
 from tf_adasum.core import Adasum, Algorithm, Average, Op
+
+# Before anything else fails in a way that does not tell.
+native.check_keras(keras.__version__)
 
 
 @keras.saving.register_keras_serializable(package="tf_adasum")

@@ -29,6 +29,6 @@ history = model.fit(
 ).history
 accuracy = history["val_accuracy"][-1]
 assert accuracy > 0.85, history
-assert int(model.optimizer.syncs) == 8
+assert int(model.optimizer.syncs) >= 8
 digest = hashlib.sha256(b"".join(weight.tobytes() for weight in model.get_weights())).hexdigest()
 print(f"rank {adasum.rank()} ends with weights {digest[:8]}, accuracy {accuracy:.3f}", flush=True)

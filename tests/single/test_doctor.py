@@ -92,6 +92,11 @@ def test_all_is_well():
             id="no TensorFlow",
         ),
         pytest.param(
+            {"keras": "3.4.1"},
+            r"needs Keras 3\.5 or later, but this is Keras 3\.4\.1.*pip install \"keras>=3\.5\"",
+            id="old Keras",
+        ),
+        pytest.param(
             {"ops_error": "NotFoundError: undefined symbol: _ZN3tsl"},
             r"cannot load tf_adasum's ops \(NotFoundError: undefined symbol: _ZN3tsl\): reinstall",
             id="undefined symbol",

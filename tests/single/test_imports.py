@@ -29,6 +29,13 @@ def test_built_for_another_tensorflow():
         native.check_tensorflow("1.2.3")
 
 
+def test_an_old_keras():
+    with pytest.raises(ImportError, match=r"needs Keras 3\.5 or later, but this is Keras 3\.4\.1"):
+        native.check_keras("3.4.1")
+    native.check_keras("3.5.0")
+    native.check_keras("3.15.1.dev2")
+
+
 def test_running_another_mpi():
     with pytest.raises(ImportError, match=r"built for Open MPI, but .* 'MPICH Version: 5.0.2'"):
         native.check_mpi("Open MPI", "MPICH Version: 5.0.2")
