@@ -22,11 +22,19 @@ CPP_FILES = $(shell find ops benchmarks tests -name '*.h' -o -name '*.cc' -o -na
 TEST_EXTRAS = import configparser as c; p = c.ConfigParser(); p.read("setup.cfg"); \
   print(*p["options.extras_require"]["test"].split())
 
+<<<<<<< HEAD
 .PHONY: help setup build demo test lint format docs horovod bazel release-check clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## Show this text
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 24
+=======
+.PHONY: help setup build demo test reproduce reproduce-quick lint format clean FORCE
+.DEFAULT_GOAL := help
+
+help: ## Show this text
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 26
+>>>>>>> evidence
 	@echo 'Variables: PYTHON (3.10 to 3.12), TENSORFLOW (what pip installs), MPICC (another MPI)'
 
 setup: $(STAMPS)/mpi4py ## Create .venv with TensorFlow, MPI and the test tools
@@ -38,6 +46,19 @@ demo: build ## Train the same small model with Sum and with Adasum
 
 test: setup build lint ## Set up, build, lint and run all tests
 	$(WITH_MPI) $(PY) -m pytest
+
+# The paper's evidence that simulated workers can give; the benchmarks of time are not among it.
+EVIDENCE := appendix_convergence fig2_sequential_emulation fig6_lenet wire_accuracy local_steps_study
+REPRODUCED := benchmarks/results
+
+reproduce: build ## The paper's evidence, into benchmarks/results (hours; goes on where it was stopped)
+	set -e; for program in $(EVIDENCE); do \
+	  $(WITH_MPI) $(PY) benchmarks/$$program.py --output $(REPRODUCED); done
+	$(PY) benchmarks/results_page.py --results $(REPRODUCED) --page $(REPRODUCED)/results.md
+
+reproduce-quick: build ## The same in a small form, with rough figures (minutes)
+	set -e; for program in $(EVIDENCE); do \
+	  $(WITH_MPI) $(PY) benchmarks/$$program.py --quick --output $(REPRODUCED); done
 
 lint: setup ## Check style and format
 	$(PY) -m ruff check .

@@ -24,7 +24,7 @@ parallel case all A_i are the same row, in the orthogonal one they are rows of a
 Sequential SGD takes one step a worker, Adasum one step for all of them; told is the number of
 gradients until the distance to w* is a thousandth, as a multiple of sequential SGD's.
 
-Takes half a minute, with --quick 10 seconds.
+Takes a minute or two, with --quick some seconds.
 
     python benchmarks/appendix_convergence.py
 """
