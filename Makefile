@@ -22,19 +22,12 @@ CPP_FILES = $(shell find ops benchmarks tests -name '*.h' -o -name '*.cc' -o -na
 TEST_EXTRAS = import configparser as c; p = c.ConfigParser(); p.read("setup.cfg"); \
   print(*p["options.extras_require"]["test"].split())
 
-<<<<<<< HEAD
-.PHONY: help setup build demo test lint format docs horovod bazel release-check clean FORCE
-.DEFAULT_GOAL := help
-
-help: ## Show this text
-	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 24
-=======
-.PHONY: help setup build demo test reproduce reproduce-quick lint format clean FORCE
+.PHONY: help setup build demo test reproduce reproduce-quick lint format docs horovod bazel \
+  release-check clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## Show this text
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 26
->>>>>>> evidence
 	@echo 'Variables: PYTHON (3.10 to 3.12), TENSORFLOW (what pip installs), MPICC (another MPI)'
 
 setup: $(STAMPS)/mpi4py ## Create .venv with TensorFlow, MPI and the test tools

@@ -1,4 +1,4 @@
-"""The core's sync of ops/core/c_api.h, which only the TensorFlow ops call otherwise."""
+"""What of ops/core/c_api.h only the TensorFlow ops call otherwise: syncs, and calls in place."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def sync(
     *,
     name: str | None = None,
     with_starts: bool = False,
+    flush: bool = False,
     fusion_threshold: int | None = None,
     raise_nonfinite: bool = False,
     skips_in_a_row: int = 0,
@@ -50,7 +51,7 @@ def sync(
     wire = 0 if wire_dtype is None else native.DTYPES[wire_dtype]
     kept = None if residuals is None else core._Tensors(residuals).pointers
     options = native.SyncOptions(
-        reduce, 1, 0, raise_nonfinite, skips_in_a_row, -1, wire, *wire_scale, residuals=kept
+        reduce, 1, flush, raise_nonfinite, skips_in_a_row, -1, wire, *wire_scale, residuals=kept
     )
     result, orthogonality = native.SyncResult(), (ctypes.c_double * len(own))()
     core._check(
@@ -60,3 +61,14 @@ def sync(
     )
     scale = (result.wire_exponent, result.wire_good_syncs)
     return Synced(result.syncs, bool(result.skipped), list(orthogonality), scale)
+
+
+def broadcast_in_place(arrays: Sequence[np.ndarray], root: int, name: str | None = None) -> None:
+    """Replaces `arrays` by root's."""
+    core.init()
+    own = core._Tensors(arrays)
+    core._check(
+        native.core_library().adasum_broadcast(
+            own.tensors, own.pointers, len(own), root, core._encode(name), None, None
+        )
+    )

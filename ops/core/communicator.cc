@@ -340,6 +340,7 @@ bool Communicator::BroadcastOnce(const std::vector<TensorSpec>& tensors, const v
   for (size_t t = 0; t < tensors.size(); ++t) {
     const int64_t bytes = tensors[t].count() * tensors[t].item_bytes;
     if (bytes == 0) continue;
+    FaultPlace("tensor");
     const void* data = inputs[t];
     int bit = 1;
     if (place != 0) {

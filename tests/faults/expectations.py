@@ -131,13 +131,12 @@ def _number(fault: Fault, faults: list[Fault], mode: str) -> int:
 
 
 def _differing(reports: Reports) -> str:
-    """Where ranks have not the same result, or not the same idea of who lives."""
+    """Where ranks have not the same result, or not the same idea of who died when."""
     results = defaultdict(set)
     for entries in reports.values():
         for entry in entries:
             if entry["what"] == "call":
-                members = tuple(entry["members"])
-                results[entry["call"]].add((members, entry["digest"], entry["syncs"]))
+                results[entry["call"]].add(str(entry["seen"]))
     differing = [call for call, found in results.items() if len(found) > 1]
     return f"results differ between ranks in call {differing[0]}" if differing else ""
 

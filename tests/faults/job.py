@@ -19,7 +19,7 @@ import injector
 import numpy as np
 from cases import DTYPES, allowed_error, assert_close, expected
 from injector import Fault, Injector
-from syncs import sync
+from syncs import broadcast_in_place, sync
 
 from tf_adasum import core
 
@@ -105,7 +105,7 @@ def make_calls(job: Job) -> list[Call]:
                 op=str(rng.choice(["adasum", "sum", "average"], p=[0.6, 0.2, 0.2])),
                 algorithm=str(rng.choice(["rvh", "rvh", "ring", "hierarchical"])),
                 dtype=str(rng.choice(["float32", "float64"])),
-                shapes=shapes[:1] if kind in ("allgather", "broadcast") else shapes,
+                shapes=shapes[:1] if kind == "allgather" else shapes,
                 threshold=(None, 4096, 400_000)[rng.integers(3)],
                 root=int(rng.integers(job.ranks)),
                 seed=int(rng.integers(1 << 30)) + i,
@@ -187,8 +187,9 @@ class Rank:
         assert syncs == 1 or alive != before, "nothing was reduced, but all live"
         nan = mistake.rank if mistake is not None and mistake.kind == "nan" else None
         check(call, results, syncs, before, alive, nan)
+        seen = {"members": alive, "lost": [each.lost for each in core.shrinkings()], "syncs": syncs}
         digest = hashlib.sha1(b"".join(result.tobytes() for result in results)).hexdigest()
-        self.write("call", call=i, kind=call.kind, members=alive, digest=digest, syncs=syncs)
+        self.write("call", call=i, kind=call.kind, seen={**seen, "digest": digest})
 
     def make(self, call: Call, name: str, wrong: str) -> tuple[list[np.ndarray], int]:
         """Its results, and for a sync the number of reductions, otherwise 1."""
@@ -202,7 +203,8 @@ class Rank:
             return [core.allgather(own[0], name)], 1
         if call.kind == "broadcast":
             root = self.members.ranks.index(root_of(call, self.members.ranks))
-            return [core.broadcast(own[0], root, name)], 1
+            broadcast_in_place(own, root, name)
+            return own, 1
         if call.kind == "sync":
             starts = call.starts(wrong)
             # The sum of arrays without dimensions is none itself.
@@ -243,7 +245,8 @@ def check(
         np.testing.assert_array_equal(results[0], np.concatenate([own[0] for own in inputs]))
     elif call.kind == "broadcast":
         root = alive.index(root_of(call, before, alive))
-        np.testing.assert_array_equal(results[0], inputs[root][0])
+        for result, want in zip(results, inputs[root], strict=True):
+            np.testing.assert_array_equal(result, want)
     elif call.kind == "allreduce":
         _check_reduced(call, call.op, results, inputs)
     elif call.kind == "sync" and syncs == 0:  # all went back

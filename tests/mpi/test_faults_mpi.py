@@ -12,6 +12,7 @@ import pytest
 from campaign import Case
 from expectations import ENDS, GOES_ON
 from injector import Fault
+from job import Job, make_calls
 from ranks import run, run_ranks
 
 from tf_adasum import launch
@@ -83,6 +84,14 @@ def test_ranks_die_while_the_others_get_over_a_death():
     run_case(faults, "elastic", 6)
 
 
+def test_a_rank_dies_when_only_some_have_got_over_a_death():
+    # The three that are left share memory again. That all have it, rank 0 lives to tell rank 2, but
+    # not rank 1.
+    place = {"place": "answer", "call": 1, "nth": 2}
+    late, dies = Fault(0, "delay", **place, seconds=1), Fault(0, "kill", **place)
+    run_case([Fault(3, "kill", "agreed", 1), late, dies], "elastic", 4)
+
+
 @pytest.mark.parametrize("kind", ["segv", "exit0", "exit3", "interrupt"])
 def test_the_end_of_one_ends_all_soon(kind):
     assert run_case([Fault(1, kind, "agreed", 2)], "plain", 3).seconds < 10
@@ -103,6 +112,13 @@ def test_a_rank_that_fails_has_died_for_the_others(kind):
 def test_the_root_of_a_broadcast_dies_and_ranks_before_it():
     faults = [Fault(rank, "kill", "agreed", call) for call, rank in enumerate([0, 3, 5, 1])]
     run_case(faults, "elastic", 6, kind="broadcast")
+
+
+def test_a_root_dies_when_its_first_tensor_has_come():
+    # In place of the others' own, one of whom is the next root.
+    job = Job("", 3, kind="broadcast", size="large")
+    root = make_calls(job)[0].root
+    run_case([Fault(root, "kill", "tensor", nth=2)], "elastic", 3, kind=job.kind, size=job.size)
 
 
 def test_mpirun_is_interrupted():
@@ -135,6 +151,34 @@ def test_a_rank_that_is_stopped_while_the_others_get_over_a_death():
     faults = [Fault(0, "kill", "agreed", 2), Fault(2, "halt", "shrink", 2)]
     result = run_case(faults, "elastic", 4)
     assert "process of rank 0 has died, and the others do not get over it" in result.output
+
+
+FLUSH = """
+import os, signal
+import numpy as np
+from syncs import sync
+from tf_adasum import core, native
+core.go_on_without_the_dead()
+me, start = core.rank(), np.zeros(200_000)
+weights, starts = [start + 1 + me], [start.copy()]
+dies = native.FaultHook(lambda place: place == b"emit" and os.kill(os.getpid(), signal.SIGKILL))
+if me == 2:
+    native.core_library().adasum_set_fault_hook(dies)
+# Rank 0 has no more steps to take, rank 1 some: both go back, one takes part in the other's next.
+if me > 0:
+    assert sync(weights, starts, with_starts=True).syncs == 0
+    np.testing.assert_array_equal(weights[0], 0)
+    weights[0] += 5
+assert sync(weights, starts, with_starts=True, flush=True).syncs == 1
+np.testing.assert_array_equal(weights[0], 5)
+print("equal", core.shrinkings()[0].lost)
+"""
+
+
+def test_all_go_back_while_some_have_come_to_their_end():
+    mpirun, *options = launch.mpirun_command(3)
+    ended = run([mpirun, "--with-ft", "ulfm", *options, sys.executable, "-c", FLUSH], 60)
+    assert (ended.code, ended.output.count("equal (2,)")) == (0, 2), ended.output
 
 
 def test_a_rank_that_is_stopped_while_the_others_leave_mpi():
@@ -171,6 +215,12 @@ def test_the_user_is_told_whom_the_others_wait_for():
     assert "will end after 1800 s (TF_ADASUM_STALL_ABORT_SECONDS)" in ended.output
     assert "call 2 has ended, the ranks go on" in ended.output
     assert "rank 1 has been waiting" not in ended.output
+
+
+def test_after_a_death_the_user_is_told_of_a_late_rank_by_its_new_number():
+    faults = [Fault(0, "kill", "agreed", 1), Fault(2, "delay", "before", 3, seconds=3)]
+    result = run_case(faults, "elastic", 3, abort=60)
+    assert "Missing: rank 1, which has been out of its call" in result.output
 
 
 def test_nobody_is_warned_where_the_limit_is_zero():
