@@ -66,6 +66,8 @@ std::shared_ptr<Communicator> not_left;
 // Syncs beside training, from the first one on.
 std::shared_ptr<Flights> world_flights;
 std::mutex world_mutex;
+// Held until a rank has left: whoever finalizes MPI in another thread has to wait for that.
+std::mutex leaving_mutex;
 
 // In a forked child: where its parent is, if that is a rank.
 std::optional<adasum::Topology> parents;
@@ -205,6 +207,7 @@ int adasum_init(const void* comm) {
 
 int adasum_shutdown(void) {
   return Guard([&] {
+    const std::lock_guard<std::mutex> until_left(leaving_mutex);
     std::shared_ptr<Communicator> leaving;
     std::shared_ptr<Flights> flights;
     {
