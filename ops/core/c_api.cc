@@ -68,6 +68,8 @@ std::shared_ptr<Flights> world_flights;
 // Of an optimizer whose state is divided among a host's ranks, from the first one on.
 std::shared_ptr<Partition> world_partition;
 std::mutex world_mutex;
+// Held until a rank has left: whoever finalizes MPI in another thread has to wait for that.
+std::mutex leaving_mutex;
 
 // In a forked child: where its parent is, if that is a rank.
 std::optional<adasum::Topology> parents;
@@ -242,6 +244,7 @@ int adasum_init(const void* comm) {
 
 int adasum_shutdown(void) {
   return Guard([&] {
+    const std::lock_guard<std::mutex> until_left(leaving_mutex);
     std::shared_ptr<Communicator> leaving;
     std::shared_ptr<Flights> flights;
     std::shared_ptr<Partition> partition;

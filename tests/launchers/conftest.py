@@ -1,4 +1,4 @@
-"""What is made once for all tests of launchers, and why those are skipped that cannot have it."""
+"""What is made once for many tests of launchers, and why those are skipped that cannot have it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ def mpich_package() -> Path:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def one_node() -> Iterator[slurm.Slurm]:
     """A Slurm that calls this machine by its name."""
     try:

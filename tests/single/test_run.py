@@ -53,12 +53,17 @@ def test_intel_mpi_with_unequal_hosts():
         flags(INTEL, hosts=UNEQUAL)
 
 
+def _no_execve(*arguments):
+    raise AssertionError(f"pytest was to become {arguments[1]}")
+
+
 @pytest.fixture
 def alone(monkeypatch, tmp_path):
     """A folder with a script, and an environment that no launcher and no batch job has left."""
     for name in [*launch._LAUNCHERS, *run._BATCH_JOBS, "PYTHONPATH"]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(launch, "allow_root", dict)
+    monkeypatch.setattr(os, "execve", _no_execve)
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
     return monkeypatch
