@@ -242,11 +242,11 @@ def _tf_adasum(facts: Facts) -> Finding:
 def _tensorflow(facts: Facts) -> Finding:
     name, built_for = "TensorFlow here", facts.build.get("tensorflow")
     if facts.tensorflow_error:
-        wanted = f"tensorflow=={built_for}" if built_for else "tensorflow"
+        wanted = f"tensorflow=={built_for}, or another and" if built_for else "tensorflow,"
         return Finding(
             name,
             "cannot be imported",
-            f"TensorFlow cannot be imported ({facts.tensorflow_error}): pip install {wanted}, "
+            f"TensorFlow cannot be imported ({facts.tensorflow_error}): pip install {wanted} "
             f"then {native.REBUILD}.",
         )
     value = f"{facts.tensorflow}, Keras {facts.keras}"
