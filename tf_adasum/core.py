@@ -215,8 +215,7 @@ def cross_size() -> int:
 def partition_place() -> tuple[int, int]:
     """How many ranks of each host own variables of a partitioned optimizer, and this one's lane.
 
-    The lane is its place among the host's ranks; those behind the first so many own nothing. The
-    first call is collective.
+    The lane is its place among the host's ranks; those behind the first so many own nothing.
     """
     init()
     place = native.Partition()

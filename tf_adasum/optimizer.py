@@ -148,7 +148,7 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         self._options = options
         self._flight = window.new_flight()
         self._layout: partition.Layout | None = None
-        self._gathered: tuple[int, list[Any]] | None = None
+        self._gathered: tuple[list[int], list[Any]] | None = None
         self._loaded: list[Any] | None = None
         # Keras saves attributes that are optimizers too; all that they have is saved here already.
         for part in [inner_optimizer, *self._parts]:
@@ -325,13 +325,14 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
 
         Every rank calls it, at the same place, just before rank 0 saves the model or the optimizer.
         What is saved is that of the first host, and looks as if it was not partitioned: any number
-        of ranks may load it, with `partition_state` or without. Until the next step, or until
-        `forget_gathered_state`, rank 0 keeps it, in the memory of one replica's state.
+        of ranks may load it, with `partition_state` or without. Until the next step or sync it may
+        be saved, and until `forget_gathered_state` rank 0 keeps it, in the memory of one replica's
+        state.
         """
         if self._layout is not None:
-            state = partition.gather(self._layout, self.variables)
+            state = partition.gather(self._layout, self._partitioned_variables)
             if state is not None:
-                self._gathered = (int(self.iterations), state)
+                self._gathered = (self._progress, state)
 
     def forget_gathered_state(self) -> None:
         """Gives back the memory that `gather_state` took."""
@@ -344,7 +345,11 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         optimizer; `callbacks.BroadcastState` does.
         """
         if self._layout is not None:
-            partition.spread(self.variables, self._loaded)
+            partition.spread(self._layout, self.variables, self._loaded)
+        self._loaded = self._gathered = None
+
+    def forget_loaded_state(self) -> None:
+        """Gives back the memory of what was loaded, where each rank has loaded the same."""
         self._loaded = None
 
     def save_own_variables(self, store: Any) -> None:
@@ -352,28 +357,33 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
 
         Raises:
             RuntimeError: with `partition_state` on several ranks, unless `gather_state` was called
-                after the last step.
+                after the last step and the last sync.
         """
         if self._layout is None:
             super().save_own_variables(store)
             return
-        if self._gathered is None or self._gathered[0] != int(self.iterations):
+        if self._gathered is None or self._gathered[0] != self._progress:
             raise RuntimeError(
                 "With `partition_state` each rank has a part of the optimizer's state only: all "
                 "ranks have to call `gather_state()` just before rank 0 saves, as "
                 "`callbacks.standard()` do for ModelCheckpoint and BackupAndRestore."
             )
-        for i, value in enumerate(self._gathered[1]):
-            store[str(i)] = value
+        # What every rank has is saved as it is now: callbacks may have changed the learning rate.
+        parts = zip(self._partitioned_variables, self._gathered[1], strict=True)
+        gathered = {id(variable): value for variable, value in parts}
+        for i, variable in enumerate(self.variables):
+            value = gathered.get(id(variable))
+            store[str(i)] = keras.ops.convert_to_numpy(variable) if value is None else value
 
     def load_own_variables(self, store: Any) -> None:
         """Called by Keras to load what `save_own_variables` saved."""
         if self._layout is None or len(store.keys()) != len(self.variables):
             super().load_own_variables(store)
             return
+        self._gathered = None
         self._loaded = [store[str(i)][...] for i in range(len(self.variables))]
         for variable, value in zip(self.variables, self._loaded, strict=True):
-            partition.take(variable, value)
+            partition.take(self._layout, variable, value)
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         if self._layout is not None and save_type == "checkpoint":
@@ -406,6 +416,12 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         if all(grad is None for grad in grads):
             raise ValueError("No gradients provided for any variable.")
         return [own.get(id(variable)) for variable in self._trainable_variables]
+
+    @property
+    def _progress(self) -> list[int]:
+        """What a step or a sync changes, also a step that only accumulates its gradient."""
+        counters = [self._counters[name] for name in ("started", "local_step", "syncs")]
+        return [int(v) for v in (*(part._iterations for part in self._parts), *counters)]
 
     @property
     def _partitioned_variables(self) -> list[keras.Variable]:

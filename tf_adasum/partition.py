@@ -9,8 +9,10 @@ As many ranks of each host own variables as the host with the fewest ranks has, 
 variable has the same lane on every host.
 
 A rank's wrapped optimizer is built on as many variables as the model has. Those that it does not
-own have stand-ins there, of one element, so that all ranks' optimizers have the same variables, of
-which each rank has some in full.
+own have small stand-ins there, so that all ranks' optimizers have the same variables, of which
+each rank has some in full. A stand-in has the same size in every dimension, one that no dimension
+of a variable has: so what an optimizer keeps for one, be it for each row only, is told apart from
+what it keeps for the variable.
 """
 
 from __future__ import annotations
@@ -30,24 +32,23 @@ from tf_adasum.core import Algorithm
 def owners_of(shapes: Sequence[Sequence[int]], item_bytes: Sequence[int], lanes: int) -> list[int]:
     """The lane of each variable's owner: the largest first, each to the lane that has least.
 
-    So no lane has more than its share and the largest variable. Variables of one element, whose
-    stand-ins would look like them, are lane 0's.
+    So no lane has more than its share and the largest variable. Scalars, whose stand-ins look like
+    them, are lane 0's.
     """
-    counts = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
-    sizes = [count * bytes for count, bytes in zip(counts, item_bytes, strict=True)]
+    sizes = [
+        int(np.prod(shape, dtype=np.int64)) * bytes
+        for shape, bytes in zip(shapes, item_bytes, strict=True)
+    ]
     loads = [0] * lanes
     owner_of = [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        owner_of[i] = loads.index(min(loads)) if counts[i] > 1 else 0
+        owner_of[i] = loads.index(min(loads)) if len(shapes[i]) > 0 else 0
         loads[owner_of[i]] += sizes[i]
     return owner_of
 
 
 class Layout:
-    """Which variables this rank owns, and what stands for the others.
-
-    Made on all ranks at the same time the first time.
-    """
+    """Which variables this rank owns, and what stands for the others."""
 
     def __init__(self, variables: Sequence[keras.Variable]):
         self.lanes, self.lane = core.partition_place()
@@ -58,8 +59,10 @@ class Layout:
             self.lanes,
         )
         self.names = window.names(variables)
+        taken = {size for variable in variables for size in variable.shape}
+        self._stand_in_size = min(set(range(1, len(taken) + 2)) - taken)
         self.local_variables = [
-            variable if self.is_mine(i) else _stand_in(variable)
+            variable if self.is_mine(i) else self._stand_in(variable)
             for i, variable in enumerate(variables)
         ]
         """For the wrapped optimizer: this rank's variables, and stand-ins for the others."""
@@ -71,15 +74,13 @@ class Layout:
         """Those of as many things as there are variables that belong to this rank's."""
         return [each for i, each in enumerate(of_all) if self.is_mine(i)]
 
+    def _stand_in(self, variable: keras.Variable) -> keras.Variable:
+        shape = (self._stand_in_size,) * len(variable.shape)
+        return keras.Variable("zeros", shape=shape, dtype=variable.dtype, name=variable.name)
 
-def _stand_in(variable: keras.Variable) -> keras.Variable:
-    return keras.Variable(
-        "zeros", shape=(1,) * len(variable.shape), dtype=variable.dtype, name=variable.name
-    )
-
-
-def _is_stand_in_for(variable: keras.Variable, shape: Sequence[int]) -> bool:
-    return tuple(variable.shape) != tuple(shape) and all(size == 1 for size in variable.shape)
+    def is_stand_in(self, variable: keras.Variable) -> bool:
+        """Whether a variable of the wrapped optimizer is one, or belongs to one."""
+        return len(variable.shape) > 0 and set(variable.shape) == {self._stand_in_size}
 
 
 def check(options: window.Options, optimizer: Any, variables: Sequence[keras.Variable]) -> None:
@@ -210,13 +211,16 @@ class Update:
 
     def step(self, grads: Sequence[Any]) -> None:
         """Takes a step with the mean (or sum) of the host's gradients; every rank calls it."""
-        usable = self._window.begin_step()
         own = [
             _dense(grad, variable)
             for grad, variable in zip(grads, self._window.variables, strict=True)
         ]
         has_gradient = [grad is not None for grad in grads]
-        _, usable_ranks = tf.unstack(self._meet(stepping=True, usable=usable))
+        # Where the step's function also fetches the batch, and there is none left, the others must
+        # not be told that this rank takes a step.
+        with tf.control_dependencies(own):
+            usable = self._window.begin_step()
+            _, usable_ranks = tf.unstack(self._meet(stepping=True, usable=usable))
         own = tf.cond(usable, lambda: own, lambda: [tf.zeros_like(grad) for grad in own])
         self._take(own, usable_ranks, has_gradient)
 
@@ -326,8 +330,8 @@ def gather(layout: Layout, variables: Sequence[keras.Variable]) -> list[np.ndarr
     Every rank calls it.
     """
     is_source = core.cross_rank() == 0 and layout.lane < layout.lanes
-    sizes = [int(np.prod(v.shape, dtype=np.int64)) if is_source else -1 for v in variables]
-    owners = core.allgather(np.array([sizes]), name="state: sizes").argmax(axis=0)
+    has = [is_source and not layout.is_stand_in(v) for v in variables]
+    owners = core.allgather(np.array([has]), name="state: owners").argmax(axis=0)
     state = []
     for i, (variable, owner) in enumerate(zip(variables, owners, strict=True)):
         value = keras.ops.convert_to_numpy(variable)
@@ -344,7 +348,9 @@ def gather(layout: Layout, variables: Sequence[keras.Variable]) -> list[np.ndarr
     return state if core.rank() == 0 else None
 
 
-def spread(variables: Sequence[keras.Variable], state: Sequence[np.ndarray] | None) -> None:
+def spread(
+    layout: Layout, variables: Sequence[keras.Variable], state: Sequence[np.ndarray] | None
+) -> None:
     """Gives every rank what it owns of a whole state that some ranks have; the first one's counts.
 
     Every rank calls it. Nothing is done where no rank has one.
@@ -360,10 +366,10 @@ def spread(variables: Sequence[keras.Variable], state: Sequence[np.ndarray] | No
         shape = core.broadcast(np.array(shape, np.int64), root, name=f"state: shape of {i}")
         if core.rank() != root:
             value = np.empty(shape, own.dtype)
-        take(variable, core.broadcast(value, root, name=f"state: {i}"))
+        take(layout, variable, core.broadcast(value, root, name=f"state: {i}"))
 
 
-def take(variable: keras.Variable, value: np.ndarray) -> None:
+def take(layout: Layout, variable: keras.Variable, value: np.ndarray) -> None:
     """Assigns a value that is the variable's, but not where that is only a stand-in."""
-    if not _is_stand_in_for(variable, value.shape):
+    if not layout.is_stand_in(variable):
         variable.assign(value)

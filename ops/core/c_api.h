@@ -215,8 +215,8 @@ ADASUM_EXPORT int adasum_sync(const AdasumSyncTensors* tensors, const AdasumSync
 
 /* For an optimizer whose state is divided among the ranks of a host (the paper's section 4.3): each
  * owns some tensors. The same number of ranks of each host, its lanes, are owners, and a tensor has
- * the same lane on every host. The first call of any of the functions that follow is collective
- * over all ranks. Tensors are in the host's memory. */
+ * the same lane on every host. The first call of any of the functions that follow, but for
+ * adasum_partition, is collective over all ranks. Tensors are in the host's memory. */
 typedef struct {
   int32_t lanes; /* of each host */
   int32_t lane;  /* this rank's; `lanes` or more where it owns nothing */

@@ -67,7 +67,6 @@ int64_t ThresholdOf(int64_t fusion_threshold) {
 
 int adasum_partition(AdasumPartition* partition) {
   return Guard([&] {
-    WorldPartition();
     const PartitionPlace place = OwnPlace();
     Given(partition, "partition") = {place.lanes, place.lane};
   });

@@ -10,8 +10,8 @@ from tf_adasum import partition
 
 def test_the_largest_come_first_to_the_lane_that_has_least():
     shapes = [(10,), (40,), (), (20,), (30,), (1, 1)]
-    # 40 | 30, then 20 to the second, 10 to the first; what has one element to the first.
-    assert partition.owners_of(shapes, [4] * 6, 2) == [0, 0, 0, 1, 1, 0]
+    # 40 | 30, then 20 to the second, 10 to the first; the scalar to the first.
+    assert partition.owners_of(shapes, [4] * 6, 2) == [0, 0, 0, 1, 1, 1]
     # Bytes count, not elements.
     assert partition.owners_of([(10,), (15,), (8,)], [8, 4, 4], 2) == [0, 1, 1]
     assert partition.owners_of(shapes, [4] * 6, 1) == [0] * 6

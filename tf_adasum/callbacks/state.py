@@ -66,15 +66,18 @@ class BroadcastState(Together):
         self._batches_begun = 0
         if self._awaits_first_batch:
             return
-        if self.model.optimizer is not None and not self.model.optimizer.built:
-            # Some optimizers start their state from the weights, and the owners' is not broadcast.
-            own = optimizer.find(self.model.optimizer)
-            if own is not None and own.partition_state:
-                self._broadcast(self.model.variables)
-            self.model.optimizer.build(self.model.trainable_variables)
         adasum = optimizer.find(self.model.optimizer)
+        if adasum is not None and adasum.partition_state:
+            # Some optimizers start their state from the weights, and the owners' is not broadcast.
+            built = core.allgather(np.array([adasum.built]), name="state: is the optimizer built?")
+            if not built.all():
+                self._broadcast(self.model.variables)
+        if self.model.optimizer is not None and not self.model.optimizer.built:
+            self.model.optimizer.build(self.model.trainable_variables)
         in_training = adasum is not None and int(adasum._window.started) > 0
         are_together = self._are_together(in_training)
+        if adasum is not None and are_together:
+            adasum.forget_loaded_state()
         if in_training and are_together:
             return
         variables = self._variables()
