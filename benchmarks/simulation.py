@@ -72,7 +72,7 @@ class Simulation:
         op: core.Op | str = core.Adasum,
         inner_state: str = "local",
         wire_dtype: str | None = None,
-        error_feedback: bool = True,
+        error_feedback: bool = False,
         hosts: Sequence[int] | None = None,
     ) -> None:
         """Begins a training; all but the weights is what it was when this object was made.

@@ -67,7 +67,8 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             syncs, and a sync that does not fit is done again at half of it, so nothing is lost.
             Not with `overlap`, and not yet for variables on a GPU.
         error_feedback: whether what rounding to `wire_dtype` drops is kept for the rank's next
-            change; takes one more copy of the weights.
+            change; takes one more copy of the weights. Made no difference where it was measured
+            (docs/performance.md).
         partition_state: whether the ranks of a host share one replica's work (the paper's section
             4.3). They are then one worker of Adasum: each step takes the mean of their gradients
             (their sum with `algorithm="hierarchical_sum"`). Each weight has an owner among them,
@@ -112,7 +113,7 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
         nonfinite: str = "skip",
         average_inner_state: bool = False,
         wire_dtype: str | None = None,
-        error_feedback: bool = True,
+        error_feedback: bool = False,
         partition_state: bool = False,
         overlap: bool = False,
         elastic: bool = False,

@@ -38,7 +38,7 @@ class Options:
     nonfinite: str = "skip"
     average_inner_state: bool = False
     wire_dtype: str | None = None
-    error_feedback: bool = True
+    error_feedback: bool = False
     partition_state: bool = False
     overlap: bool = False
     elastic: bool = False

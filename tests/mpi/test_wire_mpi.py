@@ -195,9 +195,9 @@ def test_half_the_bytes_are_sent():
     assert 2_000_000 <= half < 2_100_000
 
 
-@pytest.mark.parametrize("wire_dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("wire_dtype, feedback", [("float16", True), ("bfloat16", False)])
 @on_ranks(2)
-def test_training_and_its_state(wire_dtype):
+def test_training_and_its_state(wire_dtype, feedback):
     import keras
     import tensorflow as tf
 
@@ -217,11 +217,11 @@ def test_training_and_its_state(wire_dtype):
 
     want, _ = train(False)
     for compiled in (False, True):
-        got, optimizer = train(compiled, wire_dtype=wire_dtype)
+        got, optimizer = train(compiled, wire_dtype=wire_dtype, error_feedback=feedback)
         np.testing.assert_allclose(got, want, atol=20 * HALF[wire_dtype] * np.abs(want).max())
         assert not np.array_equal(got, want)
         paths = " ".join(variable.path for variable in optimizer.variables)
-        assert "wire_scale" in paths and "residual" in paths
+        assert "wire_scale" in paths and ("residual" in paths) == feedback
         scale = next(v for v in optimizer.variables if v.path.endswith("wire_scale"))
         first = 10 if wire_dtype == "float16" else 0
         assert scale.numpy().tolist() == [first, 3 if wire_dtype == "float16" else 0]
