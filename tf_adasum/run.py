@@ -132,9 +132,9 @@ def main(argv: Sequence[str]) -> int:
         parser.error("how many ranks? Give -np or -H")
     if hosts and np > room:
         parser.error(f"argument -np: -H has room for {room} ranks. Received: {np}")
-    additions = _additions()
-    environ = {**os.environ, **additions}
     try:
+        additions = _additions()
+        environ = {**os.environ, **additions}
         mpirun = launch.mpirun_command(
             np,
             hosts=hosts,

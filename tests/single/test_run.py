@@ -174,3 +174,14 @@ def test_an_mpi_that_is_not_elastic(alone, capsys):
     with pytest.raises(SystemExit):
         run.main(["-np", "2", "--elastic", "train.py"])
     assert "only Open MPI 5 and later" in capsys.readouterr().err
+
+
+def test_what_keeps_it_from_starting_is_one_sentence(alone, capsys):
+    def gone():
+        raise ImportError("tf_adasum's core cannot be loaded")
+
+    alone.setattr(launch, "_running", gone)
+    with pytest.raises(SystemExit) as exit_:
+        run.main(["-np", "2", "train.py"])
+    assert exit_.value.code == 2
+    assert "error: tf_adasum's core cannot be loaded" in capsys.readouterr().err
