@@ -6,6 +6,12 @@ import worker
 from cases import DTYPES, vectors
 from ranks import on_ranks
 
+from tf_adasum import native
+
+pytestmark = pytest.mark.skipif(
+    not native.build_info()["xla"], reason="built without XLA, as for TensorFlow before 2.21"
+)
+
 # float64 models: XLA fuses and reorders operations, so each may round differently. What is left of
 # that after a few hundred of them; the collectives themselves are compared bit for bit.
 EXACT = 1e-12

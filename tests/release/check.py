@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RELEASES = ("2.16", "2.21")
-TESTS = ("tests/single/test_imports.py", "tests/mpi/test_collectives_mpi.py")
+TESTS = ("tests/single/test_core_threads.py", "tests/mpi/test_collectives_mpi.py")
 LIBRARIES = ("libadasum_core.so", "libadasum_tf.so", "build_info.json")
 _LIMIT_SECONDS = 1800
 
