@@ -43,7 +43,8 @@ class Checkpoints(keras.callbacks.Callback):
         model.optimizer.build(model.trainable_variables)
         self._epochs = tf.Variable(0, dtype=tf.int64)
         self._manager = tf.train.CheckpointManager(
-            tf.train.Checkpoint(model=model, optimizer=model.optimizer, epochs=self._epochs),
+            # A compiled model has its optimizer's state with it.
+            tf.train.Checkpoint(model=model, epochs=self._epochs),
             str(folder),
             max_to_keep=2,
         )

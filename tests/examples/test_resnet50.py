@@ -101,8 +101,8 @@ def test_mixed_precision_xla_and_label_smoothing():
     import keras
 
     model, history, _ = _run(
-        f"{NARROW} --mixed-precision --xla --label-smoothing 0.1 --base-rate 0.5 --epochs 3 "
-        "--eval-every 3"
+        f"{NARROW} --blocks 1 --mixed-precision --xla --label-smoothing 0.1 --base-rate 0.5 "
+        "--epochs 3 --eval-every 3"
     )
     assert model.jit_compile and isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     assert model.layers[1].compute_dtype == "float16" and model.outputs[0].dtype == "float32"
