@@ -77,14 +77,17 @@ def main(argv: list[str]) -> int:
         parser.error(f"argument --json: {options.json.absolute().parent} is no folder")
 
     if core.size() == 1:
-        mpirun = " ".join(launch.mpirun_command(4))
+        try:
+            mpirun = " ".join(launch.mpirun_command(4))
+        except FileNotFoundError:
+            mpirun = "mpirun -np 4"
         print(
             "There is one rank, so nothing is to be reduced. Start it as your training is, for "
             f"example: {mpirun} {sys.executable} -m tf_adasum bench",
             file=sys.stderr,
         )
         return 2
-    is_first, hosts = core.rank() == 0, core.cross_size()
+    is_first, hosts = core.rank() == 0, number_of_hosts()
     if is_first:
         print(f"{_where(hosts)}. {options.seconds:g} s ...", flush=True)
     sizes, thresholds = measure(options.seconds, hosts)
@@ -109,6 +112,11 @@ def _where(hosts: int) -> str:
     mpi = library.adasum_mpi_running().decode().split(",")[0]
     ranks = f"{core.size()} ranks on {hosts} host{'s' if hosts > 1 else ''}"
     return f"{ranks}, {mpi}, {library.adasum_simd().decode()}"
+
+
+def number_of_hosts() -> int:
+    """As rank 0 sees it: where hosts have different numbers of ranks, others see fewer."""
+    return int(core.broadcast(np.array([core.cross_size()]), 0, name="bench")[0])
 
 
 def contenders(hosts: int) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from unittest import mock
 
 import numpy as np
 from ranks import on_ranks, run
@@ -65,6 +66,12 @@ def test_ranks_make_the_same_calls_although_their_clocks_differ():
         together = [(sum(calls.made), len(calls.made), *(f.median for f in figures.values()))]
         everyones = core.allgather(np.array(together))
         assert (everyones[0] == everyones[1]).all()
+
+
+@on_ranks(2)
+def test_ranks_measure_the_same_although_one_host_has_more_of_them():
+    with mock.patch.object(core, "cross_size", lambda: 2 - core.rank()):
+        assert bench.number_of_hosts() == 2
 
 
 @on_ranks(2)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import worker
 from ranks import on_ranks
 
 from tf_adasum import core, native, reference
@@ -216,7 +217,7 @@ def test_training_and_its_state(wire_dtype, feedback):
         return variable.numpy(), optimizer
 
     want, _ = train(False)
-    for compiled in (False, True):
+    for compiled in worker.COMPILED:
         got, optimizer = train(compiled, wire_dtype=wire_dtype, error_feedback=feedback)
         np.testing.assert_allclose(got, want, atol=20 * HALF[wire_dtype] * np.abs(want).max())
         assert not np.array_equal(got, want)

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tf_adasum import reference
+from tf_adasum import native, reference
+
+# What `jit_compile` may be: TensorFlow before 2.21 comes without what XLA needs.
+COMPILED = (False, True) if native.build_info()["xla"] else (False,)
 
 # Keras rounds both to float32, so they are numbers that float32 holds exactly.
 RATE, MOMENTUM = 0.0625, 0.875
