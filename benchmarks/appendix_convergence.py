@@ -116,9 +116,9 @@ def climb(
 def tree_cosine(levels: int, draws: int, rng: np.random.Generator) -> float:
     """The least cosine between E[X] and a tree's expectation, over random distributions.
 
-    Each expectation is the mean of 2000 trees of 2^levels vectors, by `core.simulate`.
+    Each expectation is the mean of 500 trees of 2^levels vectors, by `core.simulate`.
     """
-    ranks, trees = 2**levels, 2000
+    ranks, trees = 2**levels, 500
     least = 1.0
     for _ in range(draws):
         vectors, weights = random_distribution(rng)
