@@ -110,8 +110,10 @@ def test_a_rank_that_fails_has_died_for_the_others(kind):
 
 
 def test_the_root_of_a_broadcast_dies_and_ranks_before_it():
+    job = Job("", 6, seed=35, kind="broadcast")
+    assert [call.root for call in make_calls(job)[:4]] == [2, 3, 5, 4]
     faults = [Fault(rank, "kill", "agreed", call) for call, rank in enumerate([0, 3, 5, 1])]
-    run_case(faults, "elastic", 6, kind="broadcast")
+    run_case(faults, "elastic", 6, kind=job.kind, seed=job.seed)
 
 
 def test_a_root_dies_when_its_first_tensor_has_come():

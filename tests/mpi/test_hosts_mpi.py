@@ -107,23 +107,32 @@ for call in range(100_000):
     assert not [line for line in two_hosts.processes() if "the weights" in line]
 
 
-def test_a_host_dies_and_the_other_goes_on(two_hosts):
+def test_a_host_dies_rank_by_rank_and_the_other_goes_on(two_hosts):
+    # Rank 1, which expects a message of rank 0, gives up. Rank 3 expects one of rank 1 but none of
+    # rank 0, so it has to be told.
     source = """
 import os, signal
 import numpy as np
 from tf_adasum import core, reference
 core.go_on_without_the_dead()
 me = core.rank()
-of_rank = [np.random.default_rng(r).normal(size=300_000) for r in range(3)]
+of_rank = [np.random.default_rng(r).normal(size=100_000) for r in range(6)]
 core.barrier()
 if me == 0:
     os.kill(os.getpid(), signal.SIGKILL)
-got = core.allreduce(of_rank[me])
-np.testing.assert_allclose(got, reference.adasum(*of_rank[1:]), rtol=1e-12, atol=1e-12)
+for alive, local_sizes in [range(1, 6), (2, 2, 3, 3, 3)], [range(3, 6), (3, 3, 3)]:
+    got = core.allreduce(of_rank[me])
+    want = reference.tree([of_rank[r] for r in alive])
+    np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+    assert core.local_size() == dict(zip(alive, local_sizes))[me]
+    core.barrier()
+    if me < 3:
+        os.kill(os.getpid(), signal.SIGKILL)
 print("goes on", core.local_size(), core.cross_size())
 """
-    mpirun = two_hosts.mpirun_command([1, 2])
+    # After a death Open MPI crashes now and then in messages within a host, but not over TCP.
+    mpirun = [word.replace("self,sm,tcp", "self,tcp") for word in two_hosts.mpirun_command(3)]
     place = next(i for i, word in enumerate(mpirun) if word.rsplit("/", 1)[-1] == "mpirun") + 1
     command = [*mpirun[:place], "--with-ft", "ulfm", *mpirun[place:], sys.executable, "-c", source]
     ended = run(command, timeout=60)
-    assert ended.output.count("goes on 2 1") == 2, ended.output
+    assert ended.output.count("goes on 3 1") == 3, ended.output
