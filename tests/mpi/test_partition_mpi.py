@@ -323,6 +323,133 @@ def test_saving_gathers_the_state_and_loading_spreads_it():
         core.barrier()
 
 
+def _functional_model(seed, outputs=2):
+    """Unlike a Sequential, it has the same names after `load_model`."""
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(5, activation="tanh")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(outputs)(hidden))
+
+
+def _compile(model, inner):
+    import tf_adasum as adasum
+
+    optimizer = adasum.AdasumOptimizer(inner, 2, partition_state=True)
+    model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
+    return model
+
+
+@on_ranks(2, timeout=120)
+def test_a_state_that_rank_0_alone_loads():
+    import keras
+    import worker
+
+    from tf_adasum import core
+
+    keras.config.set_floatx("float64")
+    adam = lambda: keras.optimizers.Adam(0.05)  # noqa: E731
+    with worker.shared_folder() as folder:
+        whole = _fit(2, model=_compile(_functional_model(1), adam()))
+        saves = keras.callbacks.ModelCheckpoint(f"{folder}/m.keras")
+        _fit(1, [saves], model=_compile(_functional_model(1), adam()))
+        core.shutdown()
+        # As a job that has just started does, whose other ranks have no optimizer yet.
+        if core.rank() == 0:
+            model = keras.models.load_model(f"{folder}/m.keras")
+        else:
+            model = _compile(_functional_model(2), adam())
+        _fit(1, model=model)
+        for got, want in zip(model.get_weights(), whole.get_weights(), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+@on_ranks(2, timeout=120)
+def test_what_is_saved_is_of_one_moment():
+    import keras
+    import worker
+
+    from tf_adasum import core
+
+    keras.config.set_floatx("float64")
+    with worker.shared_folder() as folder:
+
+        class Slower(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                self.model.optimizer.learning_rate = 0.25
+
+        # After the state was gathered, before it is saved.
+        callbacks = [Slower(), keras.callbacks.ModelCheckpoint(f"{folder}/m.keras")]
+        model = _fit(1, callbacks, _compile(_functional_model(1), keras.optimizers.Adam(0.05)))
+        core.barrier()
+        assert float(keras.models.load_model(f"{folder}/m.keras").optimizer.learning_rate) == 0.25
+
+        # In mid-window, and no more after the sync.
+        model.optimizer.apply([keras.ops.ones(v.shape) for v in model.trainable_variables])
+        model.optimizer.gather_state()
+        if core.rank() == 0:
+            model.save(f"{folder}/m.keras")
+        model.optimizer.sync()
+        if core.rank() == 0:
+            with pytest.raises(RuntimeError, match="gather_state"):
+                model.save(f"{folder}/m.keras")
+
+
+@on_ranks(2, timeout=120)
+def test_state_that_looks_like_a_stand_in_of_ones():
+    """Adafactor's sums over the rows of a layer with one output are of one element."""
+    import keras
+    import worker
+
+    from tf_adasum import core
+
+    keras.config.set_floatx("float64")
+    with worker.shared_folder() as folder:
+        model = _compile(_functional_model(1, outputs=1), keras.optimizers.Adafactor(0.05))
+        optimizer, variables = model.optimizer, model.trainable_variables
+        optimizer.build(variables)
+        optimizer.apply([keras.ops.ones(v.shape) * 0.5 for v in variables])
+        optimizer.gather_state()
+        if core.rank() == 0:
+            model.save(f"{folder}/m.keras")
+        core.barrier()
+        loaded = keras.models.load_model(f"{folder}/m.keras").optimizer
+        own = [v.numpy() for v in optimizer.inner_optimizer._c]
+        again = [v.numpy() for v in loaded.inner_optimizer._c]
+        mine = optimizer._layout.mine(range(len(variables)))
+        assert core.allgather(np.array([2 in mine])).sum() == 1
+        for i in mine:
+            assert again[i].shape == own[i].shape
+            np.testing.assert_array_equal(again[i], own[i])
+        if 2 in mine:
+            assert own[2].shape == (1,) and own[2][0] > 0 and core.rank() == 1
+
+
+@on_ranks(2, timeout=120)
+def test_an_end_of_the_data_that_is_found_in_the_step():
+    """Where Keras does not know how many batches there are, its step's function runs once more."""
+    import keras
+    import tensorflow as tf
+    import worker
+
+    import tf_adasum as adasum
+
+    keras.config.set_floatx("float64")
+    rank = adasum.rank()
+    model = _compile(_functional_model(1), keras.optimizers.SGD(0.05))
+    with worker.shared_folder() as folder:
+        # Also a save that one rank comes to in mid-epoch, where the other has come to its end.
+        saves = keras.callbacks.ModelCheckpoint(f"{folder}/m.keras", save_freq=2)
+        for batches in ((1, 3), (4, 2)):
+            data = worker.dataset(rank, batches[rank], "float64").filter(lambda x, y: True)
+            assert data.cardinality() == tf.data.UNKNOWN_CARDINALITY
+            callbacks = [*adasum.callbacks.standard(), saves]
+            model.fit(data, epochs=2, callbacks=callbacks, verbose=0)
+            assert _digest(model.variables) == 1
+    assert int(model.optimizer.iterations) == 2 * (3 + 4)
+
+
 @on_ranks(2)
 def test_refused():
     import keras
@@ -360,3 +487,8 @@ def test_refused():
     )
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"local_steps={1 + rank}"):
         other.apply([tf.ones(3)], [keras.Variable(np.ones(3), name="w")])
+    model = _functional_model(1)
+    unlike = adasum.AdasumOptimizer(keras.optimizers.SGD(0.1), partition_state=rank == 0)
+    model.compile(optimizer=unlike, loss="mse", jit_compile=False)
+    with pytest.raises(adasum.core.DisagreementError, match=f"partition_state={rank == 0}"):
+        _fit(1, model=model)

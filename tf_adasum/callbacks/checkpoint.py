@@ -24,7 +24,6 @@ class SyncBeforeCheckpoint(Together):
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         if core.size() > 1 and any(output.saves_at(batch, each) for each in self.neighbours):
             self.come_together(passing=True)
-            self._gather()
 
     def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
         self.come_together()

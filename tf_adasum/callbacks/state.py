@@ -67,10 +67,13 @@ class BroadcastState(Together):
         if self._awaits_first_batch:
             return
         adasum = optimizer.find(self.model.optimizer)
-        if adasum is not None and adasum.partition_state:
+        if adasum is not None:
+            built = core.allgather(
+                np.array([adasum.built]),
+                name=f"state: is the optimizer built? {adasum._options.agreed}",
+            )
             # Some optimizers start their state from the weights, and the owners' is not broadcast.
-            built = core.allgather(np.array([adasum.built]), name="state: is the optimizer built?")
-            if not built.all():
+            if adasum.partition_state and not built.all():
                 self._broadcast(self.model.variables)
         if self.model.optimizer is not None and not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
