@@ -59,7 +59,8 @@ def page(results: Path, beside: Path) -> str:
 
 
 def _section(doc: str, text: str, figures: dict[str, Any], path: Path, beside: Path) -> str:
-    title, *paragraphs = doc.strip().split("\n\n")
+    first, *paragraphs = doc.strip().split("\n\n")
+    title = " ".join(first.split()).rstrip(".")
     told = []
     for paragraph in paragraphs:
         # From here on it is about running it.
@@ -70,7 +71,7 @@ def _section(doc: str, text: str, figures: dict[str, Any], path: Path, beside: P
     shown = f"\n![{title}]({os.path.relpath(picture, beside)})\n" if picture.exists() else ""
     here, software = figures["machine"], figures["software"]
     return (
-        f"## {' '.join(title.split()).rstrip('.')}\n\n"
+        f"## {title}\n\n"
         + "\n\n".join(_markdown(paragraph) for paragraph in told)
         + f"\n\n{text}\n{shown}\n"
         + f"`{figures['command']}`, {figures['date']}, {here['processor']}, {here['cores']} cores, "

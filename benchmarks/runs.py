@@ -44,14 +44,24 @@ class Runs:
                 "run": dataclasses.asdict(run),
                 **result,
                 "seconds": round(time.monotonic() - started, 1),
+                "commit": report.software().get("commit"),
             }
             self._done.append(found)
             self.write()
         return found
 
     def write(self, **figures: Any) -> Path:
-        """Writes the file: the runs, and the figures that were made of them."""
-        return report.write(self._name, self._folder, {**figures, "runs": self._done})
+        """Writes the file: the runs, and the figures that were made of them.
+
+        One that would say the same is left as it is: it says when and where that was measured.
+        """
+        path = self._folder / f"{self._name}.json"
+        content = {**figures, "runs": self._done}
+        if path.exists():
+            there = json.loads(path.read_text())
+            if all(there.get(key) == value for key, value in content.items()):
+                return path
+        return report.write(self._name, self._folder, content)
 
     def _find(self, run: Any) -> dict[str, Any] | None:
         wanted = dataclasses.asdict(run)

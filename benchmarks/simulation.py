@@ -166,7 +166,7 @@ class Simulation:
                 variable.assign(stacked.numpy().mean(0))
         return self.model
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(input_signature=[tf.TensorSpec([None, None, None], tf.int32)])
     def _turns(self, examples: tf.Tensor) -> tf.Tensor:
         total = tf.zeros(())
         for worker in tf.range(self.workers):
