@@ -15,7 +15,7 @@ the throughput from 154.7 to 168.5 samples a second.
 Scaled down: processors instead of GPUs, and where four ranks of BERT-Large (340 million weights) do
 not fit into memory, BERT-Base (110 million). With fewer cores than ranks, ranks take turns.
 
-Takes 3 minutes on 2 cores with BERT-Base, with --quick (a tenth of it) half a minute. Run
+Takes 7 minutes on 2 cores with BERT-Base, with --quick (a small model) half a minute. Run
 `make build` before.
 
     python benchmarks/table1_partition.py

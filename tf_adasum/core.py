@@ -127,6 +127,8 @@ class Shrinking:
 # How long a rank that dies of an exception waits for the others to print theirs, in seconds.
 # Short, since they may just as well be waiting for this one.
 _GRACE_SECONDS = 1.0
+# How long a launcher has for handing on what a rank printed, which MPICH's drops where it ends.
+_FORWARDING_SECONDS = 0.2
 
 
 def init(comm: Any = None) -> None:
@@ -728,4 +730,5 @@ def _abort(message: str) -> None:
     # What others print meanwhile follows from this. So that the cause is seen last, it comes then.
     time.sleep(_GRACE_SECONDS)
     print(message, file=sys.stderr, flush=True)
+    time.sleep(_FORWARDING_SECONDS)
     library.adasum_abort(1)

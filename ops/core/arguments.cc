@@ -144,14 +144,14 @@ void CheckMemory(const std::vector<TensorSpec>& specs, const void* const* memory
 
 SyncArguments::SyncArguments(const AdasumSyncTensors* t, const AdasumSyncOptions* o,
                              const Transport& transport)
-    : flight(Given(o, "options").flight),
+    : flight((Given(t, "tensors"), Given(o, "options").flight)),
       name(TextOf(o->reduce.name)),
       options{OptionsOf(o->reduce, transport, DeviceOf(o->reduce.device)),
               o->pending != 0,
               o->flush != 0,
               o->raise_nonfinite != 0,
               o->skips_in_a_row,
-              WireOf(*o, Given(t, "tensors").values, t->count)},
+              WireOf(*o, t->values, t->count)},
       specs(SpecsOf(t->values, t->count, "tensor")),
       states(SpecsOf(t->states, t->state_count, "averaged state")),
       values(DataOf(t->values, t->count)),

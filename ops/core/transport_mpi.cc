@@ -15,6 +15,7 @@
 #include <numeric>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "error.h"
@@ -182,24 +183,25 @@ std::vector<Process> FindProcesses(MPI_Comm comm) {
 }
 
 // For tests of several hosts on one: so many ranks of a host are taken for a host of their own.
-void Divide(MPI_Comm* local) {
+void Divide(std::vector<int>* host_of) {
   const char* text = std::getenv("TF_ADASUM_RANKS_PER_HOST");
   const int ranks = text == nullptr ? 0 : std::atoi(text);
   if (ranks <= 0) return;
-  const int rank = PlaceIn(*local).rank;
-  MPI_Comm part;
-  Check(MPI_Comm_split(*local, rank / ranks, rank, &part), "MPI_Comm_split");
-  MPI_Comm_free(local);
-  *local = part;
+  std::map<int, int> seen;
+  std::map<std::pair<int, int>, int> parts;
+  for (size_t rank = 0; rank < host_of->size(); ++rank) {
+    int& host = (*host_of)[rank];
+    host = parts.emplace(std::pair{host, seen[host]++ / ranks}, rank).first->second;
+  }
 }
 
 Hosts FindHosts(MPI_Comm comm) {
   MPI_Comm local;
   Check(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, PlaceIn(comm).rank, MPI_INFO_NULL, &local),
         "MPI_Comm_split_type");
-  Divide(&local);
-  const std::vector<int> host_of = FindHosts(comm, local);
+  std::vector<int> host_of = FindHosts(comm, local);
   MPI_Comm_free(&local);
+  Divide(&host_of);
   return Hosts::From(host_of);
 }
 

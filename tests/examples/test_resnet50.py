@@ -96,6 +96,7 @@ def go_on(folder):
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.heavy(2)
 @on_ranks(2, timeout=200)
 def test_mixed_precision_xla_and_label_smoothing():
     import keras

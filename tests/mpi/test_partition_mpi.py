@@ -43,7 +43,7 @@ def _elements(variables):
     return sum(int(np.prod(v.shape)) for v in variables)
 
 
-_OPTIMIZERS = (
+_OPTIMIZERS = ("Adam", "Adafactor", "Muon", "MultiOptimizer", "ScheduleFreeAdamW")
     "momentum",
     "Adam",
     "Adafactor",

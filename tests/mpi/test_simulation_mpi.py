@@ -25,7 +25,8 @@ def _model():
 
     keras.utils.set_random_seed(SEED)
     layers = [
-        keras.layers.Conv2D(3, 3),
+        # A bias before a batch normalization has no gradient but rounding.
+        keras.layers.Conv2D(3, 3, use_bias=False),
         keras.layers.BatchNormalization(momentum=0.5),
         keras.layers.ReLU(),
         keras.layers.Flatten(),
@@ -76,7 +77,7 @@ def _trained(case, loss):
 
 
 @pytest.mark.parametrize("case", CASES)
-@on_ranks(2, 4)
+@on_ranks(2)
 def test_simulation_equals_ranks(case):
     import keras
     import simulation

@@ -17,7 +17,7 @@ import tf_adasum
 ROOT = Path(__file__).resolve().parents[2]
 
 # What a user who builds, tests or reads does not need.
-LEFT_OUT = {".ci/run", ".gitignore"}
+LEFT_OUT = {".ci/packages", ".ci/run", ".gitignore"}
 
 
 def files_of_the_project() -> set[str]:
