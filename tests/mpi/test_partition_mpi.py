@@ -44,14 +44,6 @@ def _elements(variables):
 
 
 _OPTIMIZERS = ("Adam", "Adafactor", "Muon", "MultiOptimizer", "ScheduleFreeAdamW")
-    "momentum",
-    "Adam",
-    "Adafactor",
-    "Lamb",
-    "Muon",
-    "MultiOptimizer",
-    "ScheduleFreeAdamW",
-)
 
 
 def _check(make, optimizer, hosts, start=START, steps=4, scale=1.0, local_steps=2, relative=1e-10):
