@@ -33,7 +33,7 @@ PROGRAMS = [
 _HEAD = """\
 # The paper's evidence, reproduced
 
-Made by `python benchmarks/results_page.py` from the JSON files in [results](results/), which the
+Made by `python benchmarks/results_page.py` from the JSON files in `results`, which the
 programs below wrote. `make reproduce` runs them all.
 """
 
