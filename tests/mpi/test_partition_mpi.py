@@ -43,7 +43,15 @@ def _elements(variables):
     return sum(int(np.prod(v.shape)) for v in variables)
 
 
-_OPTIMIZERS = ("Adam", "Adafactor", "Muon", "MultiOptimizer", "ScheduleFreeAdamW")
+_OPTIMIZERS = (
+    "momentum",
+    "Adam",
+    "Adafactor",
+    "Lamb",
+    "Muon",
+    "MultiOptimizer",
+    "ScheduleFreeAdamW",
+)
 
 
 def _check(make, optimizer, hosts, start=START, steps=4, scale=1.0, local_steps=2, relative=1e-10):
