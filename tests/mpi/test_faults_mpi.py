@@ -20,6 +20,10 @@ from tf_adasum import launch
 # What the shortest job takes on a busy machine, in seconds, beside the limit that is tested.
 START = 15
 
+# What Open MPI's launcher may take after the ranks have ended. With ULFM it hangs now and then while it
+# aborts a job, until it is ended: see launcher.cc.
+LAUNCHER_STAYS = 10 + 3 + 3
+
 PATIENCE = {"TF_ADASUM_STALL_WARNING_SECONDS": "1", "TF_ADASUM_STALL_ABORT_SECONDS": "6"}
 
 
@@ -101,7 +105,8 @@ def test_the_end_of_one_ends_all_soon(kind):
 def test_the_end_of_one_is_an_error_with_ulfm(kind, ranks):
     # Of the last rank's MPI_Abort Open MPI's launcher would return 0.
     result = run_case([Fault(1, kind, "agreed", 2)], "ulfm", ranks)
-    assert "RankLostError: rank 1 has died" in result.output and result.seconds < 10
+    assert "RankLostError: rank 1 has died" in result.output
+    assert result.seconds < 10 + LAUNCHER_STAYS
 
 
 @pytest.mark.parametrize("kind", ["exception", "interrupt"])
@@ -141,8 +146,7 @@ def test_a_job_in_which_all_ranks_fail_does(mode):
     result = campaign.run(Case(mode, 4, tuple(faults), job, PATIENCE))
     assert result.code not in (0, None), result.output
     assert len(result.happened) == 4 and "InjectedError: rank 2 fails" in result.output
-    # Open MPI's launcher may wait for itself where all ranks call MPI_Abort at a time.
-    assert result.seconds < 10
+    assert result.seconds < 10 + LAUNCHER_STAYS
 
 
 def test_a_stopped_rank_ends_the_job():
