@@ -20,8 +20,8 @@ from tf_adasum import launch
 # What the shortest job takes on a busy machine, in seconds, beside the limit that is tested.
 START = 15
 
-# What Open MPI's launcher may take after the ranks have ended. With ULFM it hangs now and then while it
-# aborts a job, until it is ended: see launcher.cc.
+# What Open MPI's launcher may take after the ranks have ended. With ULFM it hangs now and then
+# while it aborts a job, until it is ended: see launcher.cc.
 LAUNCHER_STAYS = 10 + 3 + 3
 
 PATIENCE = {"TF_ADASUM_STALL_WARNING_SECONDS": "1", "TF_ADASUM_STALL_ABORT_SECONDS": "6"}
