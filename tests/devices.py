@@ -8,6 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from tf_adasum import core, native
+from tf_adasum.arrays import Tensors
+from tf_adasum.errors import check
+from tf_adasum.reductions import reduce_options
+from tf_adasum.simulated import simulate_with
 
 EMULATED = native.Device(memory=2)
 
@@ -22,14 +26,14 @@ def simulate(
 ) -> list[list[np.ndarray]]:
     """`core.simulate` with all tensors on the device."""
     options = _options(op, None, algorithm, fusion_threshold)
-    return core._simulate(per_rank, hosts, options)
+    return simulate_with(per_rank, hosts, options)
 
 
 class OnDevice:
     """Copies of arrays on the device, as long as this lives."""
 
     def __init__(self, arrays: Sequence[np.ndarray]):
-        self._tensors = core._Tensors(list(arrays))
+        self._tensors = Tensors(list(arrays))
         self.memory = (ctypes.c_void_p * len(arrays))()
         for i, array in enumerate(self._tensors.arrays):
             place = ctypes.byref(self.memory, i * ctypes.sizeof(ctypes.c_void_p))
@@ -70,9 +74,7 @@ def allreduce(
     there = OnDevice(arrays)
     options = _options(op, name, algorithm, fusion_threshold)
     library = native.core_library()
-    core._check(
-        library.adasum_allreduce(there.tensors, there.memory, len(there), ctypes.byref(options))
-    )
+    check(library.adasum_allreduce(there.tensors, there.memory, len(there), ctypes.byref(options)))
     return there.arrays()
 
 
@@ -80,7 +82,7 @@ def broadcast(array: np.ndarray, root: int) -> np.ndarray:
     core.init()
     there = OnDevice([array])
     device = ctypes.byref(EMULATED)
-    core._check(
+    check(
         native.core_library().adasum_broadcast(
             there.tensors, there.memory, 1, root, None, None, device
         )
@@ -98,7 +100,7 @@ def allgather(array: np.ndarray) -> np.ndarray:
         return gathered[0].memory[0]
 
     device = ctypes.byref(EMULATED)
-    core._check(
+    check(
         native.core_library().adasum_allgather(
             there.tensors, native.Allocate(allocate), None, None, device
         )
@@ -109,10 +111,10 @@ def allgather(array: np.ndarray) -> np.ndarray:
 def _options(
     op: str, name: str | None, algorithm: str | None, fusion_threshold: int | None
 ) -> native.ReduceOptions:
-    options = core._options(op, name, algorithm, fusion_threshold)
+    options = reduce_options(op, name, algorithm, fusion_threshold)
     options.device = ctypes.pointer(EMULATED)
     return options
 
 
 def _call(function: str, *arguments: object) -> None:
-    core._check(getattr(native.core_library(), function)(ctypes.byref(EMULATED), *arguments))
+    check(getattr(native.core_library(), function)(ctypes.byref(EMULATED), *arguments))

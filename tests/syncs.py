@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tf_adasum import core, native
+from tf_adasum.arrays import Tensors, encode
+from tf_adasum.errors import check
+from tf_adasum.reductions import reduce_options
 
 
 @dataclass
@@ -40,21 +43,21 @@ def sync(
 ) -> Synced:
     """Replaces `values`, and `starts` if asked, by `starts` + what all ranks' changes come to."""
     core.init()
-    own, begun = core._Tensors(values), core._Tensors(starts)
-    none = core._Tensors([])
+    own, begun = Tensors(values), Tensors(starts)
+    none = Tensors([])
     new_starts = begun.pointers if with_starts else None
     given = (len(own), own.tensors, begun.pointers)
     tensors = native.SyncTensors(*given, own.pointers, new_starts, 0, none.tensors, none.pointers)
-    reduce = core._options("adasum", name, algorithm, fusion_threshold)
+    reduce = reduce_options("adasum", name, algorithm, fusion_threshold)
     if device is not None:
         reduce.device = ctypes.pointer(device)
     wire = 0 if wire_dtype is None else native.DTYPES[wire_dtype]
-    kept = None if residuals is None else core._Tensors(residuals).pointers
+    kept = None if residuals is None else Tensors(residuals).pointers
     options = native.SyncOptions(
         reduce, 1, flush, raise_nonfinite, skips_in_a_row, -1, wire, *wire_scale, residuals=kept
     )
     result, orthogonality = native.SyncResult(), (ctypes.c_double * len(own))()
-    core._check(
+    check(
         native.core_library().adasum_sync(
             ctypes.byref(tensors), ctypes.byref(options), ctypes.byref(result), orthogonality
         )
@@ -66,9 +69,9 @@ def sync(
 def broadcast_in_place(arrays: Sequence[np.ndarray], root: int, name: str | None = None) -> None:
     """Replaces `arrays` by root's."""
     core.init()
-    own = core._Tensors(arrays)
-    core._check(
+    own = Tensors(arrays)
+    check(
         native.core_library().adasum_broadcast(
-            own.tensors, own.pointers, len(own), root, core._encode(name), None, None
+            own.tensors, own.pointers, len(own), root, encode(name), None, None
         )
     )

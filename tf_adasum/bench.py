@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 
 from tf_adasum import core, launch, native
+from tf_adasum.arrays import Tensors
+from tf_adasum.reductions import reduce_options
 from tf_adasum.tables import format_table, geometric_mean, number, size_name
 
 TENSORS = 64
@@ -151,7 +153,7 @@ class Calls:
         """How long this rank's call took."""
         self._prepare(cell.bytes)
         is_sum = cell.contender == "sum"
-        options = core._options(
+        options = reduce_options(
             core.Sum if is_sum else core.Adasum,
             "bench",
             "rvh" if is_sum else cell.contender,
@@ -159,7 +161,7 @@ class Calls:
         )
         core.barrier()
         start = time.perf_counter()
-        core._reduce_into(self._results, self._inputs, options)
+        core.reduce_into(self._results, self._inputs, options)
         return time.perf_counter() - start
 
     def _prepare(self, size: int) -> None:
@@ -168,7 +170,7 @@ class Calls:
         random = np.random.default_rng(core.rank())
         elements = size // TENSORS // 4
         arrays = [random.random(elements, np.float32) for _ in range(TENSORS)]
-        self._inputs, self._bytes = core._Tensors(arrays), size
+        self._inputs, self._bytes = Tensors(arrays), size
         self._results = self._inputs.empty_like()
         for result in self._results.arrays:
             result.fill(0)  # so that its pages have memory

@@ -22,6 +22,7 @@ from tensorflow.python.ops import control_flow_util
 
 from tf_adasum import core, native
 from tf_adasum.core import Adasum, Op
+from tf_adasum.reductions import check_fusion_threshold, choose_algorithm
 
 REDUCIBLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
@@ -149,8 +150,8 @@ def grouped_allreduce(
         tensors,
         order(),
         op=Op(op).value,
-        algorithm=core.choose_algorithm(algorithm).value,
-        fusion_threshold=core.check_fusion_threshold(fusion_threshold),
+        algorithm=choose_algorithm(algorithm).value,
+        fusion_threshold=check_fusion_threshold(fusion_threshold),
         call_name=name or "",
     )
     return reduced if tensors else []

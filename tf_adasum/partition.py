@@ -27,6 +27,7 @@ import tensorflow as tf
 
 from tf_adasum import collectives, core, window
 from tf_adasum.core import Algorithm
+from tf_adasum.reductions import check_fusion_threshold, choose_algorithm
 
 
 def owners_of(shapes: Sequence[Sequence[int]], item_bytes: Sequence[int], lanes: int) -> list[int]:
@@ -141,7 +142,7 @@ class PartitionedWindow(window.Window):
             resources,
             collectives.order(resources),
             owner_of=self.layout.owner_of,
-            fusion_threshold=core.check_fusion_threshold(self.options.fusion_threshold),
+            fusion_threshold=check_fusion_threshold(self.options.fusion_threshold),
             names=self.layout.names,
             call_name=self._call_name,
         )
@@ -163,7 +164,7 @@ class PartitionedWindow(window.Window):
             Owned=dtypes,
             owner_of=self.layout.owner_of,
             lane=self.layout.lane,
-            fusion_threshold=core.check_fusion_threshold(self.options.fusion_threshold),
+            fusion_threshold=check_fusion_threshold(self.options.fusion_threshold),
             names=self.layout.names,
             call_name=f"{self._call_name}, gradients",
         )
@@ -182,7 +183,7 @@ class PartitionedWindow(window.Window):
             lane=self.layout.lane,
             op=self.options.op.value,
             algorithm="rvh",
-            fusion_threshold=core.check_fusion_threshold(self.options.fusion_threshold),
+            fusion_threshold=check_fusion_threshold(self.options.fusion_threshold),
             flush=flush,
             nonfinite=self.options.nonfinite,
             names=self.layout.names,
@@ -264,9 +265,7 @@ class Update:
         self, sums: Sequence[tf.Tensor], ranks: tf.Tensor, has_gradient: Sequence[bool]
     ) -> None:
         # Keras wants all of them to be made in this branch.
-        takes_sum = (
-            core.choose_algorithm(self._window.options.algorithm) == Algorithm.HIERARCHICAL_SUM
-        )
+        takes_sum = choose_algorithm(self._window.options.algorithm) == Algorithm.HIERARCHICAL_SUM
         sums = [tf.identity(g) if takes_sum else g / tf.cast(ranks, g.dtype) for g in sums]
         factor = self._factor(sums)
         mine = iter(zip(sums, has_gradient, strict=True))

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tf_adasum import collectives, core
 from tf_adasum.core import Algorithm, Op
+from tf_adasum.reductions import check_fusion_threshold, choose_algorithm
 
 Variable = Any
 """A `tf.Variable` or a `keras.Variable`."""
@@ -51,8 +52,8 @@ class Options:
             )
         object.__setattr__(self, "local_steps", int(steps))
         object.__setattr__(self, "op", Op(self.op))
-        core.choose_algorithm(self.algorithm)
-        core.check_fusion_threshold(self.fusion_threshold)
+        choose_algorithm(self.algorithm)
+        check_fusion_threshold(self.fusion_threshold)
         if self.nonfinite not in ("skip", "raise"):
             raise ValueError(
                 f"`nonfinite` must be 'skip' or 'raise'. Received: nonfinite={self.nonfinite!r}"
@@ -267,8 +268,8 @@ class Window:
             skips_in_a_row=tf.convert_to_tensor(self.skips),
             order=collectives.order(resources),
             op=self.options.op.value,
-            algorithm=core.choose_algorithm(self.options.algorithm).value,
-            fusion_threshold=core.check_fusion_threshold(self.options.fusion_threshold),
+            algorithm=choose_algorithm(self.options.algorithm).value,
+            fusion_threshold=check_fusion_threshold(self.options.fusion_threshold),
             flush=flush,
             flight=self.flight if self.options.overlap else -1,
             nonfinite=self.options.nonfinite,

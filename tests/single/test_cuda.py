@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 from tf_adasum import core, native
+from tf_adasum.arrays import Tensors
+from tf_adasum.errors import check
+from tf_adasum.reductions import reduce_options
 
 CUDA = native.Device(memory=1)
 
@@ -40,14 +43,12 @@ def _code() -> set[tuple[int, int]]:
 
 
 def _allreduce_on(device):
-    tensors = core._Tensors([np.ones(3, np.float32)])
-    options = core._options("sum", None, None, None)
+    tensors = Tensors([np.ones(3, np.float32)])
+    options = reduce_options("sum", None, None, None)
     options.device = ctypes.pointer(device)
     core.init()
     library = native.core_library()
-    core._check(
-        library.adasum_allreduce(tensors.tensors, tensors.pointers, 1, ctypes.byref(options))
-    )
+    check(library.adasum_allreduce(tensors.tensors, tensors.pointers, 1, ctypes.byref(options)))
 
 
 def test_is_built_with_cuda_where_there_is_a_compiler():
