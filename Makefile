@@ -22,8 +22,8 @@ CPP_FILES = $(shell find ops benchmarks tests -name '*.h' -o -name '*.cc' -o -na
 TEST_EXTRAS = import configparser as c; p = c.ConfigParser(); p.read("setup.cfg"); \
   print(*p["options.extras_require"]["test"].split())
 
-.PHONY: help setup build demo test reproduce reproduce-quick lint format docs horovod bazel \
-  release-check clean FORCE
+.PHONY: help setup build demo test reproduce reproduce-quick lint format docs horovod \
+  horovod-wheel bazel release-check clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## Show this text
@@ -80,7 +80,8 @@ bazel: build ## Build the op library with Bazel, and test it (minutes)
 release-check: ## Build an sdist, and with the oldest and the newest TensorFlow a wheel, and try it (long)
 	$(PYTHON) tests/release/check.py
 
-horovod: $(STAMPS)/horovod ## Build Horovod into .venv too, for the tests that have it beside us
+horovod: build $(STAMPS)/horovod ## Build Horovod into .venv too, and run the tests beside it (minutes)
+	$(WITH_MPI) $(PY) -m pytest tests/launchers -k horovod
 
 clean: ## Remove what the build made (.venv stays)
 	rm -rf build dist *.egg-info tf_adasum/_lib $(STAMPS)/build
@@ -125,17 +126,25 @@ $(STAMPS)/build: $(STAMPS)/packages $(shell find ops) setup.py setup.cfg pyproje
 # Of Horovod only what tests need, and as fast as it can be had: MPI, no optimization. One of its
 # sources is for the XLA of older TensorFlows.
 HOROVOD := horovod==0.28.1
-HOROVOD_SOURCE := build/horovod
 HOROVOD_OPTIONS := HOROVOD_WITH_MPI=1 HOROVOD_WITHOUT_GLOO=1 HOROVOD_WITH_TENSORFLOW=1 \
   HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
-$(STAMPS)/horovod: $(STAMPS)/packages $(STAMPS)/mpi4py
-	rm -rf $(HOROVOD_SOURCE) && mkdir -p $(HOROVOD_SOURCE)
+HOROVOD_BUILD := build/horovod
+HOROVOD_WHEEL := $(HOROVOD_BUILD)/stamp
+$(HOROVOD_WHEEL): $(STAMPS)/packages $(STAMPS)/mpi4py
+	rm -rf $(HOROVOD_BUILD) && mkdir -p $(HOROVOD_BUILD)/source
 	$(PY) $(PIP_INSTALL) cloudpickle psutil pyyaml packaging
-	$(PY) -m pip download --no-deps --no-binary=horovod --no-build-isolation -d build '$(HOROVOD)'
-	tar -xzf build/horovod-*.tar.gz -C $(HOROVOD_SOURCE) --strip-components=1
-	sed -i '/xla_mpi_ops\.cc/d' $(HOROVOD_SOURCE)/horovod/tensorflow/CMakeLists.txt
-	sed -i 's/"-O2" "-O3"/"-O2 -g" "-O0"/' $(HOROVOD_SOURCE)/CMakeLists.txt
+	$(PY) -m pip download --no-deps --no-binary=horovod --no-build-isolation \
+	  -d $(HOROVOD_BUILD) '$(HOROVOD)'
+	tar -xzf $(HOROVOD_BUILD)/horovod-*.tar.gz -C $(HOROVOD_BUILD)/source --strip-components=1
+	sed -i '/xla_mpi_ops\.cc/d' $(HOROVOD_BUILD)/source/horovod/tensorflow/CMakeLists.txt
+	sed -i 's/"-O2" "-O3"/"-O2 -g" "-O0"/' $(HOROVOD_BUILD)/source/CMakeLists.txt
 	$(WITH_MPI) PATH="$(abspath $(VENV)/bin):$(dir $(MPI_CC)):$$PATH" MAKEFLAGS=-j`nproc` \
-	  $(HOROVOD_OPTIONS) $(PY) $(PIP_INSTALL) --no-build-isolation --no-deps --force-reinstall \
-	  ./$(HOROVOD_SOURCE)
+	  $(HOROVOD_OPTIONS) $(PY) -m pip wheel --no-build-isolation --no-deps \
+	  -w $(HOROVOD_BUILD) ./$(HOROVOD_BUILD)/source
+	@touch $@
+
+horovod-wheel: $(HOROVOD_WHEEL)
+
+$(STAMPS)/horovod: $(HOROVOD_WHEEL)
+	$(PY) $(PIP_INSTALL) --no-deps --force-reinstall $(HOROVOD_BUILD)/horovod-*.whl
 	@touch $@
