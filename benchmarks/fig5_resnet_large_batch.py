@@ -9,7 +9,8 @@ weights, and learns 8192 images of Fashion-MNIST. Workers are simulated (`simula
 with the paper's 32 and 256 images each, so 128 and 1024 in all; a batch of 8 times as many by as
 many workers is what the paper has. The schedule is MLPerf's of 90 epochs in 12: warm-up, then a
 tenth of the rate at each of 1/3, 2/3 and 8/9 of the epochs; one here is 7.5 of the paper's. A test
-after each epoch; "never" is for what has not reached the target when the schedule has ended.
+after each epoch; "never" is for what has not reached the target when the schedule has ended. The
+target, 87.5%, is a point below what the very first training of the search ended with.
 
 Rates: the default hyper-parameters scale the rate with the batch. So the large batch is trained
 with 8 times the rate that was found for the small one ("scaled"), and besides with one searched for
@@ -61,7 +62,7 @@ class Point:
 
     def epochs(self, target: float) -> list[int | None]:
         """Of each seed, until the target."""
-        return [resnet.first_epoch(of_seed, target) for of_seed in self.accuracy]
+        return [runs.first_epoch(of_seed, target) for of_seed in self.accuracy]
 
 
 Train = Callable[[Run], Mapping[str, Any]]
@@ -113,7 +114,7 @@ def table(points: Sequence[Point], workers: int, target: float) -> str:
                 p.op.capitalize(),
                 str(workers * p.batch),
                 f"{p.rate:.4f}, {'searched' if p.is_searched else 'scaled'}",
-                resnet.epochs_text(p.epochs(target)),
+                runs.epochs_text(p.epochs(target)),
                 runs.Spread.of(best).percent(),
                 str(PAPER[p.op, p.batch > small] or "never"),
             ]
@@ -129,7 +130,7 @@ def findings(points: Sequence[Point], target: float) -> list[str]:
     said = []
 
     def say(claim: str, holds: bool, *figures: Sequence[int | None]) -> None:
-        texts = " and ".join(resnet.epochs_text(of) for of in figures)
+        texts = " and ".join(runs.epochs_text(of) for of in figures)
         said.append(f"{'yes' if holds else 'NO'}: {claim} ({texts})")
 
     for is_searched, name in ((False, "scaled"), (True, "searched")):
@@ -194,7 +195,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--batches", type=report.integers, help="of a worker (32,256; quick: 8,64)")
     add("--epochs", type=int, help="of the schedule (12; quick: 6)")
     add("--train-images", type=int, help="(8192; quick: 1024)")
-    add("--target", type=float, help="test accuracy (0.86; quick: 0.7)")
+    add("--target", type=float, help="test accuracy (0.875; quick: 0.7)")
     add("--budget", type=int, help="rates that each search tries (4; quick: 2)")
     options = parser.parse_args(argv)
     quick = options.quick
@@ -202,7 +203,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     options.batches = options.batches or ([8, 64] if quick else [32, 256])
     options.epochs = options.epochs or (6 if quick else 12)
     options.train_images = options.train_images or (1024 if quick else 8192)
-    options.target = options.target or (0.7 if quick else 0.86)
+    options.target = options.target or (0.7 if quick else 0.875)
     options.budget = options.budget or (2 if quick else 4)
     return options
 

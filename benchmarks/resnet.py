@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import lenet
 import report
+import runs
 import simulation
 from lenet import Images
 
@@ -119,11 +120,6 @@ class Trainer:
         return self._simulations[key]
 
 
-def first_epoch(accuracy: Sequence[float], target: float) -> int | None:
-    """The first after which the target was reached, counted from 1."""
-    return next((epoch for epoch, a in enumerate(accuracy, 1) if a >= target), None)
-
-
 def score(accuracy: Sequence[float], target: float) -> float:
     """For `search.best_rate`: above 1 where the target was reached, the higher the sooner, and else
     the highest accuracy.
@@ -131,14 +127,9 @@ def score(accuracy: Sequence[float], target: float) -> float:
     Between two tests the accuracy counts as a straight line: of rates that reach the target in the
     same epoch one has to be chosen.
     """
-    reached = first_epoch(accuracy, target)
+    reached = runs.first_epoch(accuracy, target)
     if reached is None:
         return max(accuracy, default=0.0)
     after = accuracy[reached - 1]
     before = accuracy[reached - 2] if reached > 1 else 0.0
     return 1 + 1 / (reached - (after - target) / (after - before))
-
-
-def epochs_text(epochs: Sequence[int | None]) -> str:
-    """`9, 10, never`: those of each seed."""
-    return ", ".join("never" if of_seed is None else str(of_seed) for of_seed in epochs)

@@ -104,3 +104,13 @@ class Spread:
 
 def accuracies(results: Sequence[dict[str, Any]]) -> Spread:
     return Spread.of(result["accuracy"] for result in results)
+
+
+def first_epoch(accuracy: Sequence[float], target: float) -> int | None:
+    """The first after which the target was reached, counted from 1."""
+    return next((epoch for epoch, a in enumerate(accuracy, 1) if a >= target), None)
+
+
+def epochs_text(epochs: Sequence[int | None]) -> str:
+    """`9, 10, never`: those of each seed."""
+    return ", ".join("never" if of_seed is None else str(of_seed) for of_seed in epochs)
