@@ -10,7 +10,7 @@ with the paper's 32 and 256 images each, so 128 and 1024 in all; a batch of 8 ti
 many workers is what the paper has. The schedule is MLPerf's of 90 epochs in 12: warm-up, then a
 tenth of the rate at each of 1/3, 2/3 and 8/9 of the epochs; one here is 7.5 of the paper's. A test
 after each epoch; "never" is for what has not reached the target when the schedule has ended. The
-target, 87.5%, is a point below what the very first training of the search ended with.
+target, 86%, is a point below where Sum ends at the small batch, as 74.9% is of ResNet-50.
 
 Rates: the default hyper-parameters scale the rate with the batch. So the large batch is trained
 with 8 times the rate that was found for the small one ("scaled"), and besides with one searched for
@@ -195,7 +195,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--batches", type=report.integers, help="of a worker (32,256; quick: 8,64)")
     add("--epochs", type=int, help="of the schedule (12; quick: 6)")
     add("--train-images", type=int, help="(8192; quick: 1024)")
-    add("--target", type=float, help="test accuracy (0.875; quick: 0.7)")
+    add("--target", type=float, help="test accuracy (0.86; quick: 0.7)")
     add("--budget", type=int, help="rates that each search tries (4; quick: 2)")
     options = parser.parse_args(argv)
     quick = options.quick
@@ -203,7 +203,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     options.batches = options.batches or ([8, 64] if quick else [32, 256])
     options.epochs = options.epochs or (6 if quick else 12)
     options.train_images = options.train_images or (1024 if quick else 8192)
-    options.target = options.target or (0.7 if quick else 0.875)
+    options.target = options.target or (0.7 if quick else 0.86)
     options.budget = options.budget or (2 if quick else 4)
     return options
 
