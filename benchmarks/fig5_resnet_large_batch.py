@@ -212,8 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     print(report.describe(), flush=True)
     trainer = resnet.Trainer(lenet.load("fashion_mnist"))
-    name = runs.name_of("fig5_resnet_large_batch", options.quick)
-    done = runs.Runs(name, options.output, options.fresh)
+    done = resnet.runs_of("fig5_resnet_large_batch", options)
     progress = report.Progress(len(OPS) * (3 * options.seeds + 2 * options.budget))
 
     def train(run: Run) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@ on LeNet's images, with the schedule of MLPerf v0.5 and a test after each epoch.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -59,6 +60,16 @@ def schedule(steps_per_epoch: int, epochs: int) -> WarmUpAndSteps:
     rate = keras.Variable(BASE_RATE, trainable=False, name="rate")
     decays = [epochs * epoch / 90 for epoch in (30, 60, 80)]
     return WarmUpAndSteps(rate, steps_per_epoch, epochs * 5 / 90, decays)
+
+
+PROGRAMS = ("fig5_resnet_large_batch", "table2_local_steps")
+
+
+def runs_of(program: str, options: argparse.Namespace) -> runs.Runs:
+    """Of one of `PROGRAMS`, with the other's: trainings that both need are made once."""
+    others = [runs.name_of(each, options.quick) for each in PROGRAMS if each != program]
+    name = runs.name_of(program, options.quick)
+    return runs.Runs(name, options.output, options.fresh, others)
 
 
 class Trainer:

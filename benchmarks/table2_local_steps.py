@@ -7,7 +7,7 @@ steps between two syncs (64K examples) an epoch took 1.98 minutes and 84 were ne
 
 What is scaled down here: the ResNet of `fig5_resnet_large_batch.py`, its data, schedule and tests,
 by 4 workers with 32 images each, so 128 and 2048 examples between two syncs. As there, one epoch is
-7.5 of the paper's.
+7.5 of the paper's. Trainings that both programs need are made once.
 
 1. Epochs: workers are simulated (`simulation.py`), which gives what as many MPI ranks would. The
    rate is searched for each number of local steps with --budget trainings, on a seed that no
@@ -307,8 +307,7 @@ def time_all(
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     print(report.describe(), flush=True)
-    name = runs.name_of("table2_local_steps", options.quick)
-    done = runs.Runs(name, options.output, options.fresh)
+    done = resnet.runs_of("table2_local_steps", options)
     trainings = len(LOCAL_STEPS) * (options.seeds + options.budget)
     progress = report.Progress(trainings + len(options.links))
     timings = time_all(options, done, progress)

@@ -99,6 +99,28 @@ def test_figure_5_from_end_to_end(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "fig5_resnet_large_batch_quick.png").stat().st_size > 10_000
 
 
+def test_trainings_of_both_programs_are_made_once(tmp_path, monkeypatch):
+    made = []
+
+    def train(_self, run):
+        made.append(run)
+        return {"accuracy": [0.5, 0.9]}
+
+    monkeypatch.setattr(resnet.Trainer, "train", train)
+    monkeypatch.setattr(table2, "measure_time", timed({0: 1, 1: 1, 16: 1}))
+    given = [*LITTLE, "--target", "0.8", "--output", str(tmp_path)]
+    assert fig5.main([*given, "--batches", "16,32"]) == 0
+    assert sum(run.op == "adasum" and run.batch == 16 for run in made) == 2
+    made.clear()
+    assert table2.main([*given, "--batch", "16"]) == 0
+    assert {run.local_steps for run in made} == {16}
+    stored = json.loads((tmp_path / "table2_local_steps_quick.json").read_text())["runs"]
+    assert sum(each["run"].get("local_steps") == 1 for each in stored) == 2
+    made.clear()
+    assert table2.main([*given, "--batch", "16", "--fresh"]) == 0
+    assert {run.local_steps for run in made} == {1, 16}
+
+
 def test_what_figure_5_finds():
     early, late, never = [0.5, 0.9, 0.9], [0.5, 0.6, 0.9], [0.5, 0.6, 0.7]
     accuracy = {
