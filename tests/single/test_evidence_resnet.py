@@ -187,17 +187,22 @@ def test_table_2_without_hosts_has_epochs(tmp_path, capsys, monkeypatch):
 
 
 def test_what_table_2_finds():
-    early, late = [0.5, 0.9, 0.9], [0.5, 0.6, 0.9]
-    columns = [table2.Column(1, 0.1, [early, early]), table2.Column(16, 0.1, [early, late])]
-    # 2 epochs of 3 s and 2.5 of 2 s; of 2.4 s.
-    seconds = {"fast": {0: 1, 1: 3, 16: 2.4}, "slow": {0: 1, 1: 3, 16: 2}}
-    assert columns[1].efficiency(0.8, 2).seconds_to_accuracy == 5
+    early, late, never = [0.5, 0.9, 0.9], [0.5, 0.6, 0.9], [0.5, 0.6, 0.7]
+    columns = [table2.Column(1, 0.1, [early] * 3), table2.Column(16, 0.1, [late, early, late])]
+    # 2 epochs of 3 s, and 3 of 1.9 or of 2.4 s.
+    seconds = {"fast": {0: 1, 1: 3, 16: 2.4}, "slow": {0: 1, 1: 3, 16: 1.9}}
     said = table2.findings(columns, 0.8, seconds)
     assert [line.split(":")[0] for line in said] == ["yes", "yes", "NO", "yes", "yes"]
-    assert "(5.00 and 6.00 s, the paper's" in said[4]
-    columns[1].accuracy[0] = [0.1, 0.2, 0.3]
+    assert "(5.70 and 6.00 s, the paper's" in said[4]
+    columns[1].accuracy[1] = never
     said = table2.findings(columns, 0.8, seconds)
-    assert said[0].startswith("NO") and said[4].startswith("NO") and "(- and 6.00 s" in said[4]
+    assert said[0] == (
+        "NO: with 16 local steps the target is reached (3, never, 3, and with 1 2, 2, 2)"
+    )
+    assert "(5.70 and 6.00 s, the paper's" in said[4]
+    columns[1].accuracy[2] = never
+    said = table2.findings(columns, 0.8, seconds)
+    assert said[4].startswith("NO") and "(- and 6.00 s" in said[4]
     assert table2.table_epochs(columns, 128, 0.8).splitlines()[2].split()[:2] == ["16", "2048"]
 
 
