@@ -91,12 +91,13 @@ def check_available() -> None:
 
 
 @contextlib.contextmanager
-def hosts(number: int, rate: str) -> Iterator[Hosts]:
+def hosts(number: int, rate: str, burst: str = "256kb") -> Iterator[Hosts]:
     """Makes hosts and removes them.
 
     Args:
         number: how many.
         rate: how fast each of them can send, as `tc` writes it: "2gbit".
+        burst: how much passes at once after a pause.
 
     Raises:
         UnavailableError: if they cannot be made.
@@ -109,7 +110,7 @@ def hosts(number: int, rate: str) -> Iterator[Hosts]:
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         with tempfile.TemporaryDirectory(prefix="tf_adasum_") as folder:
-            _connect(names, switch, rate)
+            _connect(names, switch, f"rate {rate} burst {burst}")
             _write_scripts(Path(folder), names)
             yield Hosts(names, Path(folder))
     finally:
@@ -120,7 +121,7 @@ def hosts(number: int, rate: str) -> Iterator[Hosts]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _connect(names: list[str], switch: str, rate: str) -> None:
+def _connect(names: list[str], switch: str, limit: str) -> None:
     try:
         for name in [switch, *names]:
             _call(f"ip netns add {name}")
@@ -132,7 +133,7 @@ def _connect(names: list[str], switch: str, rate: str) -> None:
             _call(f"ip -n {name} address add {_address(i)}/24 dev e0")
             _call(f"ip -n {name} link set lo up")
             _call(f"ip -n {name} link set e0 up")
-            _call(f"tc -n {name} qdisc add dev e0 root tbf rate {rate} burst 256kb latency 50ms")
+            _call(f"tc -n {name} qdisc add dev e0 root tbf {limit} latency 50ms")
     except subprocess.CalledProcessError as error:
         raise UnavailableError(f"{shlex.join(error.cmd)} failed: {error.stderr.strip()}") from None
 

@@ -23,6 +23,8 @@ import report
 
 PROGRAMS = [
     "fig2_sequential_emulation",
+    "fig5_resnet_large_batch",
+    "table2_local_steps",
     "fig6_lenet",
     "local_steps_study",
     "wire_accuracy",

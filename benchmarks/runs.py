@@ -21,14 +21,16 @@ class Runs:
         name: of the file, without `.json`.
         folder: where it is, or is to be.
         fresh: forget what is there.
+        others: names of files whose runs are taken over where they are wanted.
     """
 
-    def __init__(self, name: str, folder: Path, fresh: bool = False):
+    def __init__(self, name: str, folder: Path, fresh: bool = False, others: Sequence[str] = ()):
         self._name, self._folder = name, folder
-        self._done: list[dict[str, Any]] = []
-        path = folder / f"{name}.json"
-        if path.exists() and not fresh:
-            self._done = json.loads(path.read_text())["runs"]
+        self._done, *of_others = (
+            json.loads(path.read_text())["runs"] if path.exists() and not fresh else []
+            for path in (folder / f"{each}.json" for each in (name, *others))
+        )
+        self._of_others = [run for of_file in of_others for run in of_file]
 
     def has(self, run: Any) -> bool:
         """Whether its result is there."""
@@ -38,14 +40,7 @@ class Runs:
         """The result of a run, a dataclass: the one that is there, or what `make` returns."""
         found = self._find(run)
         if found is None:
-            started = time.monotonic()
-            result = make()
-            found = {
-                "run": dataclasses.asdict(run),
-                **result,
-                "seconds": round(time.monotonic() - started, 1),
-                "commit": report.software().get("commit"),
-            }
+            found = self._find(run, self._of_others) or self._made(run, make)
             self._done.append(found)
             self.write()
         return found
@@ -63,9 +58,23 @@ class Runs:
                 return path
         return report.write(self._name, self._folder, content)
 
-    def _find(self, run: Any) -> dict[str, Any] | None:
+    @staticmethod
+    def _made(run: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        started = time.monotonic()
+        result = make()
+        return {
+            "run": dataclasses.asdict(run),
+            **result,
+            "seconds": round(time.monotonic() - started, 1),
+            "commit": report.software().get("commit"),
+        }
+
+    def _find(
+        self, run: Any, among: Sequence[dict[str, Any]] | None = None
+    ) -> dict[str, Any] | None:
         wanted = dataclasses.asdict(run)
-        return next((each for each in self._done if each["run"] == wanted), None)
+        among = self._done if among is None else among
+        return next((each for each in among if each["run"] == wanted), None)
 
 
 def parser(description: str | None) -> Any:
@@ -104,3 +113,13 @@ class Spread:
 
 def accuracies(results: Sequence[dict[str, Any]]) -> Spread:
     return Spread.of(result["accuracy"] for result in results)
+
+
+def first_epoch(accuracy: Sequence[float], target: float) -> int | None:
+    """The first after which the target was reached, counted from 1."""
+    return next((epoch for epoch, a in enumerate(accuracy, 1) if a >= target), None)
+
+
+def epochs_text(epochs: Sequence[int | None]) -> str:
+    """`9, 10, never`: those of each seed."""
+    return ", ".join("never" if of_seed is None else str(of_seed) for of_seed in epochs)

@@ -206,7 +206,12 @@ def steps(examples: int, workers: int, batch: int, epochs: int) -> int:
 
 
 def windows(
-    examples: int, workers: int, batch: int, epochs: int, local_steps: int, seed: int
+    examples: int,
+    workers: int,
+    batch: int,
+    epochs: int,
+    local_steps: int,
+    seed: int | Sequence[int],
 ) -> Iterator[np.ndarray]:
     """The order of the data: each epoch shuffles all examples anew and deals them out.
 

@@ -29,7 +29,7 @@ import functools
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ import jobs
 import latency
 import namespaces
 import report
+import runs
 from fig4_allreduce_latency import best_mpi, default_mpi
 from latency import Points
 
@@ -51,7 +52,7 @@ class Efficiency:
 
     local_steps: int
     seconds_per_epoch: float
-    epochs: int | None
+    epochs: float | None
 
     @property
     def seconds_to_accuracy(self) -> float | None:
@@ -64,11 +65,10 @@ PAPER = [Efficiency(1, 2.58 * 60, 68), Efficiency(16, 1.98 * 60, 84)]
 
 def efficiency(training: dict[str, Any], target: float) -> Efficiency:
     """What came of a training, with the median over its epochs."""
-    reached = (i for i, accuracy in enumerate(training["accuracy"], 1) if accuracy >= target)
     return Efficiency(
         training["local_steps"],
         statistics.median(training["epoch_seconds"]),
-        next(reached, None),
+        runs.first_epoch(training["accuracy"], target),
     )
 
 
@@ -81,7 +81,7 @@ def table_2(columns: Sequence[Efficiency], unit: str = "s") -> str:
             str(column.local_steps) if column.local_steps else "no communication",
             report.number(column.seconds_per_epoch / seconds),
             "-" if slowest is None else f"{column.seconds_per_epoch / slowest:.2f}",
-            "-" if column.epochs is None else str(column.epochs),
+            "-" if column.epochs is None else f"{column.epochs:.3g}",
             report.number(_divided(column.seconds_to_accuracy, seconds)),
         ]
         for column in columns
@@ -124,21 +124,29 @@ def measure_training(
     hosts: namespaces.Hosts, options: argparse.Namespace, progress: report.Progress
 ) -> list[dict[str, Any]]:
     """For each training its number of ranks, local steps, and the figures of all epochs."""
-    trainings: dict[tuple[int, int], dict[str, Any]] = {}
+    lines: list[dict[str, Any]] = []
 
-    def take(result: dict[str, Any]) -> None:
-        key = result["ranks"], result["local_steps"]
-        alike = {name: result[name] for name in ("ranks", "local_steps", "parameters", "steps")}
-        training = trainings.setdefault(key, {**alike, "epoch_seconds": [], "accuracy": []})
-        training["epoch_seconds"].append(result["seconds"])
-        training["accuracy"].append(result["accuracy"])
-        progress.advance(f"training, np={result['ranks']}")
+    def take(line: dict[str, Any]) -> None:
+        lines.append(line)
+        progress.advance(f"training, np={line['ranks']}")
 
     for ranks_per_host in options.ranks_per_host:
         command = [*hosts.mpirun_command(ranks_per_host), sys.executable, str(TRAINING)]
         given = ["--epochs", str(options.epochs), "--local-steps"]
         steps = ",".join(map(str, LOCAL_STEPS))
         jobs.run([*command, *given, steps], options.time_limit, take)
+    return trainings_of(lines)
+
+
+def trainings_of(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines of two_hosts_training.py, those of one number of ranks and local steps as one."""
+    trainings: dict[tuple[int, int], dict[str, Any]] = {}
+    for line in lines:
+        key = line["ranks"], line["local_steps"]
+        alike = {name: line[name] for name in ("ranks", "local_steps", "parameters", "steps")}
+        training = trainings.setdefault(key, {**alike, "epoch_seconds": [], "accuracy": []})
+        training["epoch_seconds"].append(line["seconds"])
+        training["accuracy"].append(line["accuracy"])
     return list(trainings.values())
 
 

@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -40,10 +40,15 @@ def build_model() -> keras.Sequential:
     return keras.Sequential([layers.Input((8, 8, 1)), layers.Flatten(), *hidden, layers.Dense(10)])
 
 
-def prepare(local_steps: int, data: demo.Images, settings: Settings) -> Training:
+def prepare(
+    local_steps: int,
+    data: demo.Images,
+    settings: Settings,
+    build: Callable[[], keras.Model] = build_model,
+) -> Training:
     """A model with its initial weights, traced, and this rank's part of the data."""
     keras.utils.set_random_seed(settings.seed)
-    model = build_model()
+    model = build()
     optimizer = keras.optimizers.SGD(settings.learning_rate, momentum=settings.momentum)
     standard = []
     if local_steps:
@@ -98,24 +103,34 @@ def show(training: Training, epoch: int, seconds: float, test: demo.Images) -> N
     print(json.dumps(line), flush=True)
 
 
+def take_turns(trainings: Sequence[Training], epochs: int, test: demo.Images) -> None:
+    """An epoch of each, so many times; rank 0 prints."""
+    for epoch in range(epochs):
+        for training in trainings:
+            seconds = train(training, epoch)
+            if adasum.rank() == 0:
+                show(training, epoch, seconds, test)
+
+
+def start() -> None:
+    """Each rank computes with one thread, on a CPU."""
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.config.set_visible_devices([], "GPU")
+    adasum.init()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--local-steps", type=report.integers, default=[0, 1, 16])
     parser.add_argument("--epochs", type=int, default=24)
     parser.add_argument("--learning-rate", type=float, default=0.02)
     options = parser.parse_args()
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    tf.config.set_visible_devices([], "GPU")
-    adasum.init()
+    start()
     settings = Settings(epochs=options.epochs, learning_rate=options.learning_rate)
     data, test = demo.load_data(settings)
     trainings = [prepare(local_steps, data, settings) for local_steps in options.local_steps]
-    for epoch in range(options.epochs):
-        for training in trainings:
-            seconds = train(training, epoch)
-            if adasum.rank() == 0:
-                show(training, epoch, seconds, test)
+    take_turns(trainings, options.epochs, test)
 
 
 if __name__ == "__main__":

@@ -16,19 +16,22 @@ def resnet(
     width: int = 64,
     blocks: Sequence[int] = (3, 4, 6, 3),
     weight_decay: float = 1e-4,
+    channels: int = 3,
 ) -> keras.Model:
     """A residual network of bottleneck blocks; by default ResNet-50.
 
     Args:
-        image_size: height and width of the images, float32 of shape (batch, height, width, 3).
+        image_size: height and width of the images, float32 of shape (batch, height, width,
+            channels).
         classes: number of logits, which are float32 whatever the dtype policy is.
         width: filters of the first stage; each later stage has twice as many.
         blocks: how many bottlenecks each stage has.
         weight_decay: half of it times the sum of squares is added to the loss, for all but batch
             normalization, as in MLPerf v0.5.
+        channels: of the images.
     """
     decay = keras.regularizers.L2(weight_decay / 2) if weight_decay else None
-    images = keras.Input((image_size, image_size, 3))
+    images = keras.Input((image_size, image_size, channels))
     x = _activated(_convolution(images, width, 7, 2, decay))
     x = keras.layers.MaxPooling2D(3, 2, padding="same")(x)
     for stage, repeats in enumerate(blocks):
