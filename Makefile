@@ -41,7 +41,8 @@ test: setup build lint ## Set up, build, lint and run all tests
 	$(WITH_MPI) $(PY) -m pytest
 
 # The paper's evidence that simulated workers can give; the benchmarks of time are not among it.
-EVIDENCE := appendix_convergence fig2_sequential_emulation fig6_lenet wire_accuracy local_steps_study
+EVIDENCE := appendix_convergence fig1_orthogonality fig2_sequential_emulation fig6_lenet \
+  table3_bert wire_accuracy local_steps_study
 REPRODUCED := benchmarks/results
 
 reproduce: build ## The paper's evidence, into benchmarks/results (hours; goes on where it was stopped)

@@ -22,8 +22,10 @@ from typing import Any
 import report
 
 PROGRAMS = [
+    "fig1_orthogonality",
     "fig2_sequential_emulation",
     "fig6_lenet",
+    "table3_bert",
     "local_steps_study",
     "wire_accuracy",
     "appendix_convergence",
