@@ -56,14 +56,28 @@ def loss_of_frequencies(targets: np.ndarray) -> float:
     return float(-np.sum(part * np.log(part)))
 
 
-class Positions(keras.layers.Layer):
-    """Adds a learned vector for each position."""
+class Embeddings(keras.layers.Layer):
+    """Learned vectors: the sum of a byte's and its position's.
+
+    The former by a product with ones and zeros, which makes the gradient dense. Of a sparse one, in
+    which a byte has as many rows as times it occurs, Keras's Adam would add up the rows' squares,
+    and not square their sum.
+    """
+
+    def __init__(self, width: int, name: str):
+        super().__init__(name=name)
+        self.width = width
 
     def build(self, shape: Sequence[int]) -> None:
-        self.vectors = self.add_weight(shape=shape[1:], initializer="uniform", name="vectors")
+        self.bytes = self.add_weight(
+            shape=(VOCABULARY, self.width), initializer="uniform", name="bytes"
+        )
+        self.positions = self.add_weight(
+            shape=(LENGTH, self.width), initializer="uniform", name="positions"
+        )
 
-    def call(self, x: tf.Tensor) -> tf.Tensor:
-        return x + self.vectors
+    def call(self, tokens: tf.Tensor) -> tf.Tensor:
+        return tf.one_hot(tokens, VOCABULARY) @ self.bytes + self.positions
 
 
 class AtMask(keras.layers.Layer):
@@ -80,8 +94,7 @@ def model(width: int = 32, blocks: int = 1) -> keras.Model:
     """
     layers = keras.layers
     tokens = keras.Input((LENGTH,), dtype="int32")
-    x = Positions(name="positions")(layers.Embedding(VOCABULARY, width, name="bytes")(tokens))
-    x = layers.LayerNormalization(name="embeddings_norm")(x)
+    x = layers.LayerNormalization(name="embeddings_norm")(Embeddings(width, "embeddings")(tokens))
     for block in range(blocks):
         name = f"block{block}_{{}}".format
         heard = layers.MultiHeadAttention(4, width // 4, name=name("attention"))(x, x)
