@@ -7,10 +7,10 @@ where the schedule lowers the learning rate. Layers differ, BERT's more.
 
 What is scaled down here: 16 simulated workers (`simulation.py`), so that 1/n is 0.06, and a sync
 after each step. The ResNet is `resnet.py`'s, of 33,410 weights, trained on Fashion-MNIST by
-momentum SGD; the BERT `masked_language.py`'s, of two blocks and 43,553 weights, trained by Adam to name
-hidden bytes in the sources of Python's standard library. In each step a worker takes 64 images or
-16 sequences, and it keeps its own momentum. The rate is constant until 60% of the training, and then a
-tenth. The measure is the core's own, the one that `AdasumOptimizer.orthogonality` and
+momentum SGD; the BERT `masked_language.py`'s, of two blocks and 43,553 weights, trained by Adam to
+name hidden bytes in the sources of Python's standard library. In each step a worker takes 64 images
+or 16 sequences, and it keeps its own momentum. The rate is constant until 60% of the training, and
+then a tenth. The measure is the core's own, the one that `AdasumOptimizer.orthogonality` and
 `callbacks.Orthogonality` give, of each weight of a layer by itself.
 
 Takes 8 minutes on one core, with --quick 1. Goes on where it was stopped.

@@ -102,12 +102,13 @@ def test_simulation_equals_ranks(case):
     order = list(simulation.windows(EXAMPLES, core.size(), BATCH, EPOCHS, LOCAL_STEPS, SEED))
     # A window that is cut short is among them.
     assert len({window.shape[1] for window in order}) > 1
+    near = 2e-3 if "float16" in case else 1e-4
     for window, of_rank in zip(order, logs, strict=True):
         simulated.window(window)
         # float32 on ranks. That of other ops is not known.
         of_all = of_rank.pop("orthogonality")
-        np.testing.assert_allclose(simulated.orthogonality, list(of_rank.values()), rtol=1e-4)
-        np.testing.assert_allclose(np.mean(simulated.orthogonality), of_all, rtol=1e-4)
+        np.testing.assert_allclose(simulated.orthogonality, list(of_rank.values()), near)
+        np.testing.assert_allclose(np.mean(simulated.orthogonality), of_all, near)
         assert np.isnan(of_all) == (CASES[case][0].get("op") == "average")
     # The same operations in another graph: rounded otherwise here and there, with 24 bits, and
     # float16's 11 may round one of two neighbours another way.
