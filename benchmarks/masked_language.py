@@ -49,13 +49,6 @@ def loss(targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits))
 
 
-def loss_of_frequencies(targets: np.ndarray) -> float:
-    """That of naming each byte as often as it occurs, whatever is beside it."""
-    part = np.bincount(targets) / len(targets)
-    part = part[part > 0]
-    return float(-np.sum(part * np.log(part)))
-
-
 class Embeddings(keras.layers.Layer):
     """Learned vectors: the sum of a byte's and its position's.
 

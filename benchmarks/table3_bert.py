@@ -147,8 +147,6 @@ class Trainer:
         self._train = inputs[HELD_OUT:], targets[HELD_OUT:]
         # By what the traced steps depend on.
         self._made: dict[tuple, tuple] = {}
-        self.failed = masked_language.loss_of_frequencies(self._train[1])
-        """A loss with which nothing has been learned of what is beside a byte."""
 
     def train(self, run: Run) -> dict[str, Any]:
         """Trains and tests.
@@ -205,7 +203,7 @@ class Trainer:
 Train = Callable[[Run], Mapping[str, Any]]
 
 
-def measure(options: argparse.Namespace, train: Train, failed: float) -> tuple[list[Row], float]:
+def measure(options: argparse.Namespace, train: Train) -> tuple[list[Row], float]:
     """The rows of the table, and the target loss."""
 
     def run(method: tuple[str, str], rate: float, seed: int, part: float = 1.0) -> Run:
@@ -219,7 +217,8 @@ def measure(options: argparse.Namespace, train: Train, failed: float) -> tuple[l
             losses = train(run(method, rate, SEARCH_SEED))["loss"]
             return -end_loss(losses, options.steps)
 
-        rate = search.best_rate(score, START_RATE, options.budget, -failed)
+        # A high loss may be that of a low rate: only where none is finite the rate has failed.
+        rate = search.best_rate(score, START_RATE, options.budget, failed=-math.inf)
         for part in (1.0, *(SHORTER if method == METHODS[-1] else ())):
             of = [run(method, rate, seed, part) for seed in range(options.seeds)]
             losses = [train(each)["loss"] for each in of]
@@ -346,12 +345,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return result
 
-    rows, target = measure(options, train, trainer.failed)
+    rows, target = measure(options, train)
     progress.close()
     said = findings(rows, target)
     path = done.write(
         target=target,
-        loss_of_frequencies=trainer.failed,
         rows=[dataclasses.asdict(row) for row in rows],
         findings=said,
     )
