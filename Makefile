@@ -42,8 +42,8 @@ test: setup build lint ## Set up, build, lint and run all tests
 
 # The paper's evidence that simulated workers can give; the benchmarks of time are not among it, but
 # for Table 2's where there can be hosts.
-EVIDENCE := appendix_convergence fig2_sequential_emulation fig5_resnet_large_batch \
-  table2_local_steps fig6_lenet wire_accuracy local_steps_study
+EVIDENCE := appendix_convergence fig1_orthogonality fig2_sequential_emulation \
+  fig5_resnet_large_batch table2_local_steps table3_bert fig6_lenet wire_accuracy local_steps_study
 REPRODUCED := benchmarks/results
 
 reproduce: build ## The paper's evidence, into benchmarks/results (hours; goes on where it was stopped)

@@ -22,10 +22,12 @@ from typing import Any
 import report
 
 PROGRAMS = [
+    "fig1_orthogonality",
     "fig2_sequential_emulation",
     "fig5_resnet_large_batch",
     "table2_local_steps",
     "fig6_lenet",
+    "table3_bert",
     "local_steps_study",
     "wire_accuracy",
     "appendix_convergence",

@@ -107,7 +107,11 @@ class Spread:
 
     def percent(self, digits: int = 1) -> str:
         """`88.1 (87.9-88.4)`, or one number where there was one seed."""
-        mean, least, most = (f"{100 * v:.{digits}f}" for v in dataclasses.astuple(self))
+        return self.text(digits, 100)
+
+    def text(self, digits: int, factor: float = 1) -> str:
+        """As `percent`, of another unit."""
+        mean, least, most = (f"{factor * v:.{digits}f}" for v in dataclasses.astuple(self))
         return mean if self.least == self.most else f"{mean} ({least}-{most})"
 
 

@@ -8,7 +8,9 @@ FAILED = 0.2
 """An accuracy at or below this counts as none: 10 classes guessed give 0.1."""
 
 
-def best_rate(evaluate: Callable[[float], float], start: float, budget: int) -> float:
+def best_rate(
+    evaluate: Callable[[float], float], start: float, budget: int, failed: float = FAILED
+) -> float:
     """The rate with the highest accuracy among at most `budget` that are tried.
 
     It climbs from `start` by factors of 2, first down, then up, and when neither is better by
@@ -16,21 +18,23 @@ def best_rate(evaluate: Callable[[float], float], start: float, budget: int) -> 
     While all have failed it goes down.
 
     Args:
-        evaluate: rate -> accuracy, from 0 to 1.
+        evaluate: rate -> accuracy, or another number of which more is better, such as a negative
+            loss.
         start: where to begin; the first that is tried.
         budget: how many rates to try, at least 1.
+        failed: a rate has failed if its accuracy is this or less.
     """
     tried = {0: evaluate(start)}  # by half octaves above the start
     stride = 2
     while len(tried) < budget:
         best = max(tried, key=tried.__getitem__)
-        failed = [place for place, accuracy in tried.items() if accuracy <= FAILED]
-        if best in failed:
+        too_high = [place for place, accuracy in tried.items() if accuracy <= failed]
+        if best in too_high:
             candidates = [min(tried) - stride]
         else:
             candidates = [best - stride, best + stride]
             candidates = [
-                c for c in candidates if c not in tried and c < min(failed, default=c + 1)
+                c for c in candidates if c not in tried and c < min(too_high, default=c + 1)
             ]
         if candidates:
             tried[candidates[0]] = evaluate(start * 2 ** (candidates[0] / 2))

@@ -52,7 +52,8 @@ def _optimizer(case):
 
 
 def _trained(case, loss):
-    """This rank's model and what its optimizer keeps, trained as users do."""
+    """This rank's model, trained as users do, what its optimizer keeps, and what the callback
+    Orthogonality logs of each sync."""
     import simulation
     import tensorflow as tf
 
@@ -60,6 +61,10 @@ def _trained(case, loss):
 
     model, (images, labels) = _model(), _data()
     optimizer = adasum.AdasumOptimizer(_optimizer(case), LOCAL_STEPS, **CASES[case][0])
+    model.compile(optimizer)
+    callback, logs = adasum.callbacks.Orthogonality(every=1), []
+    callback.set_model(model)
+    callback.on_train_begin()
 
     @tf.function
     def step(x, y):
@@ -72,8 +77,10 @@ def _trained(case, loss):
     for window in order:
         for examples in window[core.rank()]:
             step(tf.constant(images[examples]), tf.constant(labels[examples]))
-    optimizer.sync()
-    return model, [v.numpy() for v in optimizer.inner_optimizer.variables]
+        optimizer.sync()
+        logs.append({})
+        callback.on_train_batch_end(len(logs), logs[-1])
+    return model, [v.numpy() for v in optimizer.inner_optimizer.variables], logs
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -83,7 +90,7 @@ def test_simulation_equals_ranks(case):
     import simulation
 
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model, state = _trained(case, loss)
+    model, state, logs = _trained(case, loss)
     mean = [core.allreduce(v.numpy(), "average") for v in model.non_trainable_variables]
     states = [core.allgather(np.asarray(each)[None]) for each in state]
     if core.rank() > 0:
@@ -95,8 +102,14 @@ def test_simulation_equals_ranks(case):
     order = list(simulation.windows(EXAMPLES, core.size(), BATCH, EPOCHS, LOCAL_STEPS, SEED))
     # A window that is cut short is among them.
     assert len({window.shape[1] for window in order}) > 1
-    for window in order:
+    near = 2e-3 if "float16" in case else 1e-4
+    for window, of_rank in zip(order, logs, strict=True):
         simulated.window(window)
+        # float32 on ranks. That of other ops is not known.
+        of_all = of_rank.pop("orthogonality")
+        np.testing.assert_allclose(simulated.orthogonality, list(of_rank.values()), near)
+        np.testing.assert_allclose(np.mean(simulated.orthogonality), of_all, near)
+        assert np.isnan(of_all) == (CASES[case][0].get("op") == "average")
     # The same operations in another graph: rounded otherwise here and there, with 24 bits, and
     # float16's 11 may round one of two neighbours another way.
     unit = 2.0**-11 if "float16" in case else 2.0**-20
