@@ -65,7 +65,13 @@ class Runs:
 
     def _find(self, run: Any) -> dict[str, Any] | None:
         wanted = dataclasses.asdict(run)
-        return next((each for each in self._done if each["run"] == wanted), None)
+        # Of fields that were added since, a run had the defaults.
+        defaults = {
+            field.name: field.default
+            for field in dataclasses.fields(run)
+            if field.default is not dataclasses.MISSING
+        }
+        return next((each for each in self._done if {**defaults, **each["run"]} == wanted), None)
 
 
 def parser(description: str | None) -> Any:

@@ -78,6 +78,24 @@ def test_runs_go_on_where_they_were_stopped(tmp_path):
     assert made[5:] == [0, 1, 2, 3]
 
 
+@dataclasses.dataclass(frozen=True)
+class OneMore:
+    number: int
+    factor: int = 1
+
+
+def test_a_run_without_a_field_had_its_default(tmp_path):
+    runs.Runs("some", tmp_path).get(One(2), lambda: {"times": 2})
+    done = runs.Runs("some", tmp_path)
+    assert done.get(OneMore(2), lambda: {"times": 0})["times"] == 2
+    assert done.get(OneMore(2, factor=3), lambda: {"times": 6})["times"] == 6
+    assert not done.has(OneMore(3)) and not done.has(OneMore(3, factor=3))
+    # A field without a default has to be there.
+    assert not runs.Runs("some", tmp_path).has(
+        dataclasses.make_dataclass("Two", ["number", "x"])(2, 1)
+    )
+
+
 def test_spreads():
     spread = runs.Spread.of([0.5, 0.75, 1.0])
     assert spread == runs.Spread(0.75, 0.5, 1.0)
