@@ -257,11 +257,11 @@ def test_local_steps_study_from_end_to_end(no_download, tmp_path, capsys):
 
 
 def test_where_combinations_are_measured():
-    options = local_steps_study.parse(["--workers", "2,3", "--local-steps", "1,4"])
+    options = local_steps_study.parse(["--workers", "16,32", "--local-steps", "1,4"])
     measured = local_steps_study.configurations(options)
     grid, combinations = local_steps_study.GRID, local_steps_study.COMBINATIONS
-    assert len(measured) == len(set(measured)) == 2 * (2 * len(grid) + len(combinations))
-    assert {steps for _, steps, method in measured if method in combinations} == {4}
+    assert len(measured) == len(set(measured)) == 2 * 2 * len(grid) + len(combinations)
+    assert {(w, steps) for w, steps, method in measured if method in combinations} == {(16, 4)}
 
 
 def test_outer_momentum_of_a_simulation():
