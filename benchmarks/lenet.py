@@ -40,6 +40,8 @@ class Run:
     train_images: int = 60000
     side: int = 28
     """Of the images, in pixels: 28 as they are; with 14 a step takes a quarter of the time."""
+    outer_momentum: float = 0.0
+    joined_by: str = "sum"
 
     @property
     def steps(self) -> int:
@@ -162,6 +164,8 @@ class Trainer:
             [v.numpy() for v in model(run.side).trainable_variables],
             op=run.op,
             inner_state=run.inner_state,
+            outer_momentum=run.outer_momentum,
+            joined_by=run.joined_by,
             wire_dtype=run.wire_dtype,
             error_feedback=run.error_feedback,
             hosts=range(run.workers),

@@ -11,9 +11,14 @@ of them. The rate is searched for each method and number with the same number of
 (--budget), on a seed that no reported run has. Epochs stay 2, so workers x local steps make the
 number of syncs small: 16 workers with 16 local steps have 14.
 
+Two combinations were sought that win at several local steps: averaging, with the momentum averaged
+as well, and at each sync half of what the last one changed added to the combined change ("outer
+momentum"), or joined with it by Adasum, for each unit of a layer by itself, so that what goes the
+same way is averaged and what does not is added. These were run by 4 and 16 workers.
+
 This decides the default of `average_inner_state`, and what docs say about when to use which op.
 
-Takes some hours on 2 cores, with --quick 4 minutes. Goes on where it was stopped.
+Takes some 80 minutes on one core, with --quick 2. Goes on where it was stopped.
 
     python benchmarks/local_steps_study.py
     python benchmarks/local_steps_study.py --workers 4 --local-steps 16
@@ -36,6 +41,25 @@ import simulation
 from lenet import Run
 
 OPS = ("adasum", "average")
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    op: str
+    inner_state: str
+    outer_momentum: float = 0.0
+    joined_by: str = "sum"
+
+    @property
+    def title(self) -> str:
+        outer = f", outer momentum by {self.joined_by}" if self.outer_momentum else ""
+        return f"{self.op}, {self.inner_state}{outer}"
+
+
+GRID = [Method(op, inner_state) for op in OPS for inner_state in simulation.INNER_STATES]
+COMBINATIONS = [Method("average", "averaged", 0.5, joined_by) for joined_by in simulation.JOINS]
+"""For several local steps, by at most so many workers:"""
+COMBINING_WORKERS = 16
 SEARCH_SEED = 1000
 SIDE = 14
 
@@ -52,6 +76,12 @@ class Cell:
     accuracy: list[float]
     orthogonality: list[float] | None
     """Of the first seed, in ten parts of the training."""
+    outer_momentum: float = 0.0
+    joined_by: str = "sum"
+
+    @property
+    def method(self) -> Method:
+        return Method(self.op, self.inner_state, self.outer_momentum, self.joined_by)
 
     @property
     def spread(self) -> runs.Spread:
@@ -61,72 +91,69 @@ class Cell:
 Train = Callable[[Run], Mapping[str, Any]]
 
 
-def methods(options: argparse.Namespace) -> list[tuple[int, int, str, str]]:
-    """workers, local_steps, op, inner_state."""
+def configurations(options: argparse.Namespace) -> list[tuple[int, int, Method]]:
+    """workers, local_steps, method."""
     return [
-        (workers, local_steps, op, inner_state)
+        (workers, local_steps, method)
         for workers in options.workers
         for local_steps in options.local_steps
-        for op in OPS
-        for inner_state in simulation.INNER_STATES
+        for method in GRID + COMBINATIONS
+        if method in GRID or (local_steps > 1 and workers <= COMBINING_WORKERS)
     ]
 
 
-def measure(options: argparse.Namespace, train: Train) -> list[Cell]:
-    cells = []
-    for workers, local_steps, op, inner_state in methods(options):
+def measure(
+    workers: int, local_steps: int, method: Method, options: argparse.Namespace, train: Train
+) -> Cell:
+    told = dataclasses.asdict(method)
 
-        def run(rate: float, seed: int, method: tuple = (workers, local_steps, op, inner_state)):
-            return Run(
-                method[0],
-                method[2],
-                rate,
-                seed,
+    def trained(rate: float, seed: int) -> Mapping[str, Any]:
+        return train(
+            Run(
+                workers,
+                rate=rate,
+                seed=seed,
                 data=options.data,
-                local_steps=method[1],
-                inner_state=method[3],
+                local_steps=local_steps,
                 train_images=options.train_images,
                 side=SIDE,
-            )
-
-        def accuracy(rate: float, run: Callable = run) -> float:
-            return train(run(rate, SEARCH_SEED))["accuracy"]
-
-        rate = search.best_rate(accuracy, lenet.BASE_RATE, options.budget)
-        of = [train(run(rate, seed)) for seed in range(options.seeds)]
-        cells.append(
-            Cell(
-                workers,
-                local_steps,
-                op,
-                inner_state,
-                rate,
-                [each["accuracy"] for each in of],
-                of[0]["orthogonality"],
+                **told,
             )
         )
-    return cells
+
+    def accuracy(rate: float) -> float:
+        return trained(rate, SEARCH_SEED)["accuracy"]
+
+    rate = search.best_rate(accuracy, lenet.BASE_RATE, options.budget)
+    of = [trained(rate, seed) for seed in range(options.seeds)]
+    return Cell(
+        workers,
+        local_steps,
+        rate=rate,
+        accuracy=[each["accuracy"] for each in of],
+        orthogonality=of[0]["orthogonality"],
+        **told,
+    )
 
 
-def table(cells: Sequence[Cell]) -> str:
+def table(cells: Sequence[Cell], methods: Sequence[Method]) -> str:
     """Accuracy in percent and, in brackets, the rate; the best of a line is marked."""
-    columns = [(op, inner_state) for op in OPS for inner_state in simulation.INNER_STATES]
-    headings = ["workers x local steps", *(f"{op}, {state}" for op, state in columns)]
-    by = {(c.workers, c.local_steps, c.op, c.inner_state): c for c in cells}
+    by = {(c.workers, c.local_steps, c.method): c for c in cells}
     rows = []
-    for workers, local_steps in sorted({(c.workers, c.local_steps) for c in cells}):
-        of = [by[workers, local_steps, op, state] for op, state in columns]
+    for numbers in sorted({(c.workers, c.local_steps) for c in cells}):
+        of = [by.get((*numbers, method)) for method in methods]
+        if None in of:
+            continue
         best = max(c.spread.mean for c in of)
-        rows.append(
-            [
-                f"{workers} x {local_steps}",
-                *(
-                    f"{'*' * (c.spread.mean == best)}{c.spread.percent()} [{c.rate:.3f}]"
-                    for c in of
-                ),
-            ]
-        )
-    return report.format_table(headings, rows)
+        marked = [f"{'*' * (c.spread.mean == best)}{c.spread.percent()} [{c.rate:.3f}]" for c in of]
+        rows.append(["{} x {}".format(*numbers), *marked])
+    titles = [method.title for method in methods]
+    return report.format_table(["workers x local steps", *titles], rows)
+
+
+def tables(cells: Sequence[Cell]) -> list[str]:
+    """Of the two ops, and of averaging and the combinations."""
+    return [table(cells, GRID), table(cells, [Method("average", "averaged"), *COMBINATIONS])]
 
 
 def section(figures: dict[str, Any]) -> str | None:
@@ -136,8 +163,13 @@ def section(figures: dict[str, Any]) -> str | None:
     cells = [Cell(**cell) for cell in figures["cells"]]
     return (
         "Test accuracy, percent, mean (least-most) of the seeds, and the rate that was found; the "
-        f"best of a line has a star:\n\n```\n{table(cells)}\n```"
+        "best of a line has a star:\n\n"
+        + "\n\n".join(f"```\n{each}\n```" for each in tables(cells))
     )
+
+
+_COLORS = {"adasum": "#0072B2", "average": "#D55E00"}
+_STYLES = {"local": "-", "averaged": "--", "reset": ":", "sum": "--", "adasum": "-."}
 
 
 def plot(cells: Sequence[Cell], path: Path) -> None:
@@ -148,25 +180,26 @@ def plot(cells: Sequence[Cell], path: Path) -> None:
     figure = Figure(figsize=(4 * len(of_workers), 3.8), layout="constrained")
     panels = figure.subplots(1, len(of_workers), squeeze=False)[0]
     for axes, workers in zip(panels, of_workers, strict=True):
-        for op, color in zip(OPS, ("#0072B2", "#D55E00"), strict=True):
-            for state, style in zip(simulation.INNER_STATES, ("-", "--", ":"), strict=True):
-                of = [c for c in cells if (c.workers, c.op, c.inner_state) == (workers, op, state)]
-                spreads = [c.spread for c in of]
-                bars = [
-                    [100 * (s.mean - s.least) for s in spreads],
-                    [100 * (s.most - s.mean) for s in spreads],
-                ]
-                axes.errorbar(
-                    [c.local_steps for c in of],
-                    [100 * s.mean for s in spreads],
-                    bars,
-                    color=color,
-                    linestyle=style,
-                    marker="o",
-                    markersize=3,
-                    capsize=2,
-                    label=f"{op}, {state}",
-                )
+        for method in GRID + COMBINATIONS:
+            of = [c for c in cells if (c.workers, c.method) == (workers, method)]
+            spreads = [c.spread for c in of]
+            bars = [
+                [100 * (s.mean - s.least) for s in spreads],
+                [100 * (s.most - s.mean) for s in spreads],
+            ]
+            axes.errorbar(
+                [c.local_steps for c in of],
+                [100 * s.mean for s in spreads],
+                bars,
+                color="#009E73" if method.outer_momentum else _COLORS[method.op],
+                linestyle=_STYLES[
+                    method.joined_by if method.outer_momentum else method.inner_state
+                ],
+                marker="o",
+                markersize=3,
+                capsize=2,
+                label=method.title,
+            )
         axes.set_xscale("log", base=2)
         steps = sorted({c.local_steps for c in cells})
         axes.set_xticks(steps, map(str, steps))
@@ -201,21 +234,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     trainer = lenet.Trainer(lenet.load(options.data))
     name = runs.name_of("local_steps_study", options.quick)
     done = runs.Runs(name, options.output, options.fresh)
-    progress = report.Progress(len(methods(options)) * (options.seeds + options.budget))
+    wanted = configurations(options)
+    progress = report.Progress(len(wanted) * (options.seeds + options.budget))
+    cells = []
+    for workers, local_steps, method in wanted:
+        label = f"{workers} x {local_steps}, {method.title}"
 
-    def train(run: Run) -> Mapping[str, Any]:
-        result = done.get(run, lambda: trainer.train(run))
-        progress.advance(
-            f"{run.workers} x {run.local_steps}, {run.op}, {run.inner_state}, "
-            f"rate {run.rate:.4f}: {result['accuracy']:.1%}"
-        )
-        return result
+        def train(run: Run, label: str = label) -> Mapping[str, Any]:
+            result = done.get(run, lambda: trainer.train(run))
+            progress.advance(f"{label}, rate {run.rate:.4f}: {result['accuracy']:.1%}")
+            return result
 
-    cells = measure(options, train)
+        cells.append(measure(workers, local_steps, method, options, train))
     progress.close()
     path = done.write(cells=[dataclasses.asdict(cell) for cell in cells])
     plot(cells, path.with_suffix(".png"))
-    print(f"\nTest accuracy, percent [rate]\n{table(cells)}\n\n{path}\n{path.with_suffix('.png')}")
+    print("\nTest accuracy, percent [rate]\n" + "\n\n".join(tables(cells)))
+    print(f"\n{path}\n{path.with_suffix('.png')}")
     return 0
 
 

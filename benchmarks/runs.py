@@ -73,8 +73,14 @@ class Runs:
         self, run: Any, among: Sequence[dict[str, Any]] | None = None
     ) -> dict[str, Any] | None:
         wanted = dataclasses.asdict(run)
+        # Of fields that were added since, a run had the defaults.
+        defaults = {
+            field.name: field.default
+            for field in dataclasses.fields(run)
+            if field.default is not dataclasses.MISSING
+        }
         among = self._done if among is None else among
-        return next((each for each in among if each["run"] == wanted), None)
+        return next((each for each in among if {**defaults, **each["run"]} == wanted), None)
 
 
 def parser(description: str | None) -> Any:

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tf_adasum import core
 
 INNER_STATES = ("local", "averaged", "reset")
+JOINS = ("sum", "adasum")
 
 
 class Simulation:
@@ -71,6 +72,8 @@ class Simulation:
         *,
         op: core.Op | str = core.Adasum,
         inner_state: str = "local",
+        outer_momentum: float = 0.0,
+        joined_by: str = "sum",
         wire_dtype: str | None = None,
         error_feedback: bool = False,
         hosts: Sequence[int] | None = None,
@@ -83,16 +86,23 @@ class Simulation:
             inner_state: what becomes of the optimizer's own floating-point variables at a sync:
                 "local", they stay each worker's; "averaged", as `average_inner_state=True` does;
                 or "reset", to what they were at first.
+            outer_momentum: at each sync, this times what the last one changed is joined with the
+                combined change, and the weights go on from the start plus that.
+            joined_by: "sum", or "adasum" of each unit of a layer, an index of the last dimension.
             hosts: for each worker the number of its host; by default all are on one.
         """
         if inner_state not in INNER_STATES:
             raise ValueError(
                 f"`inner_state` must be one of {INNER_STATES}. Received: {inner_state!r}"
             )
+        if joined_by not in JOINS:
+            raise ValueError(f"`joined_by` must be one of {JOINS}. Received: {joined_by!r}")
         self.orthogonality: list[float] = []
         self.sent_bytes = 0
         self._options = {"op": op, "wire_dtype": wire_dtype, "hosts": hosts}
         self._inner_state = inner_state
+        self._outer_momentum, self._joined_by = outer_momentum, joined_by
+        self._last_changes = [np.zeros_like(weight) for weight in weights]
         self._go_on_from(weights)
         for stacked, first in zip(self._of_workers, self._first, strict=True):
             stacked.assign(first)
@@ -135,7 +145,10 @@ class Simulation:
             skips_in_a_row=self._skips,
             **self._options,
         )
-        self._go_on_from(done.values[0])
+        weights = done.values[0]
+        if self._outer_momentum:
+            self._last_changes, weights = self._with_momentum(weights)
+        self._go_on_from(weights)
         for place, i in enumerate(averaged):
             self._of_workers[i].assign(np.stack([of_rank[place] for of_rank in done.states]))
         if self._inner_state == "reset":
@@ -146,6 +159,15 @@ class Simulation:
         self.orthogonality = done.orthogonality
         self.sent_bytes += done.sent_bytes
         return float(loss)
+
+    def _with_momentum(self, ended: Sequence[np.ndarray]) -> tuple[list[np.ndarray], ...]:
+        """What a sync changes with `outer_momentum`, and the weights after it."""
+        changes, weights = [], []
+        for end, start, last in zip(ended, self._starts, self._last_changes, strict=True):
+            joined = np.add if self._joined_by == "sum" else adasum_of_units
+            changes.append(joined(end - start, self._outer_momentum * last).astype(start.dtype))
+            weights.append(start + changes[-1])
+        return changes, weights
 
     @property
     def weights(self) -> list[np.ndarray]:
@@ -194,6 +216,16 @@ class Simulation:
         variables = self.model.trainable_variables
         self._optimizer.apply(tape.gradient(loss, variables), variables)
         return loss
+
+
+def adasum_of_units(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Adasum of each index of the last dimension by itself; of vectors as they are."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    others = tuple(range(max(1, a.ndim - 1)))
+    half_dot = (a * b).sum(others) / 2
+    # A unit of zeros is neutral.
+    along_a, along_b = (half_dot / np.maximum((x * x).sum(others), 1e-300) for x in (a, b))
+    return (1 - along_a) * a + (1 - along_b) * b
 
 
 def _by_worker(stacked: Sequence[np.ndarray], workers: int) -> list[list[np.ndarray]]:

@@ -55,7 +55,9 @@ class AdasumOptimizer(keras.optimizers.Optimizer):
             zero, with a warning, and the rank goes on from the others' weights; the third time in
             a row it is an error on all ranks. "raise" makes it one the first time.
         average_inner_state: whether what the wrapped optimizer keeps for each weight (momentum,
-            ...) is averaged over the ranks at each sync.
+            ...) is averaged over the ranks at each sync, for as many bytes again for each. With
+            momentum and several local steps it was better wherever it was measured
+            (docs/choosing.md).
         overlap: whether a sync runs beside the next window's local steps, on a thread of its own.
             Its result is applied when that window ends, so it comes one window late: the rank goes
             on from its own weights, and its own change is then replaced by the combined one. When

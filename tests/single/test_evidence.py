@@ -20,7 +20,7 @@ import search
 import simulation
 import wire_accuracy
 
-from tf_adasum import core
+from tf_adasum import core, reference
 
 
 def peak(at):
@@ -76,6 +76,24 @@ def test_runs_go_on_where_they_were_stopped(tmp_path):
     assert made == [0, 1, "stopped", 2, 3]
     assert all_runs(fresh=True) == [0, 1, 4, 9]
     assert made[5:] == [0, 1, 2, 3]
+
+
+@dataclasses.dataclass(frozen=True)
+class OneMore:
+    number: int
+    factor: int = 1
+
+
+def test_a_run_without_a_field_had_its_default(tmp_path):
+    runs.Runs("some", tmp_path).get(One(2), lambda: {"times": 2})
+    done = runs.Runs("some", tmp_path)
+    assert done.get(OneMore(2), lambda: {"times": 0})["times"] == 2
+    assert done.get(OneMore(2, factor=3), lambda: {"times": 6})["times"] == 6
+    assert not done.has(OneMore(3)) and not done.has(OneMore(3, factor=3))
+    # A field without a default has to be there.
+    assert not runs.Runs("some", tmp_path).has(
+        dataclasses.make_dataclass("Two", ["number", "x"])(2, 1)
+    )
 
 
 def test_spreads():
@@ -231,7 +249,52 @@ def test_local_steps_study_from_end_to_end(no_download, tmp_path, capsys):
     table = capsys.readouterr().out
     assert "2 x 4" in table and "average, reset" in table and "*" in table
     cells = json.loads((tmp_path / "local_steps_study_quick.json").read_text())["cells"]
-    assert len({(cell["op"], cell["inner_state"]) for cell in cells}) == 6
+    methods = [*local_steps_study.GRID, *local_steps_study.COMBINATIONS]
+    assert [local_steps_study.Cell(**cell).method for cell in cells] == methods
+    # The second table has the combinations beside averaging.
+    assert table.count("average, averaged ") == 2
+    assert table.count("outer momentum by adasum") == 1
+
+
+def test_where_combinations_are_measured():
+    options = local_steps_study.parse(["--workers", "16,32", "--local-steps", "1,4"])
+    measured = local_steps_study.configurations(options)
+    grid, combinations = local_steps_study.GRID, local_steps_study.COMBINATIONS
+    assert len(measured) == len(set(measured)) == 2 * 2 * len(grid) + len(combinations)
+    assert {(w, steps) for w, steps, method in measured if method in combinations} == {(16, 4)}
+
+
+def test_outer_momentum_of_a_simulation():
+    # The gradient is constant, so the second combined change is the first one again.
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2, use_bias=False)])
+    data = np.ones((2, 1), np.float32), np.zeros((2, 1), np.float32)
+    optimizer = keras.optimizers.SGD(0.25)
+
+    def loss(targets, outputs):
+        return keras.ops.mean(outputs @ np.float32([[1], [2]]))
+
+    simulated = simulation.Simulation(model, optimizer, loss, data, workers=2)
+    window = np.int32([[[0]], [[1]]])
+    for joined_by, second in ("sum", [0.375, 0.75]), ("adasum", [0.1875, 0.375]):
+        simulated.start([np.zeros((1, 2), np.float32)], outer_momentum=0.5, joined_by=joined_by)
+        simulated.window(window)
+        first = np.array([[0.25, 0.5]])
+        np.testing.assert_allclose(simulated.weights[0], -first)
+        simulated.window(window)
+        np.testing.assert_allclose(simulated.weights[0], -first - np.array([second]))
+    with pytest.raises(ValueError, match="`joined_by` must be one of"):
+        simulated.start([np.zeros((1, 2))], joined_by="mean")
+
+
+@pytest.mark.parametrize("shape", [(5,), (9, 4), (3, 5, 2, 7)])
+def test_adasum_of_units(shape):
+    a, b = np.random.default_rng(0).normal(size=(2, *shape))
+    b[..., 0] = 0
+    want = reference.adasum(a, b)
+    if len(shape) > 1:
+        units = [reference.adasum(a[..., i], b[..., i]) for i in range(shape[-1])]
+        want = np.stack(units, axis=-1)
+    np.testing.assert_allclose(simulation.adasum_of_units(a, b), want, rtol=1e-12)
 
 
 def test_bounds_of_the_appendix():
