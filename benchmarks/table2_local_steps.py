@@ -7,7 +7,8 @@ steps between two syncs (64K examples) an epoch took 1.98 minutes and 84 were ne
 
 What is scaled down here: the ResNet of `fig5_resnet_large_batch.py`, its data, schedule and tests,
 by 4 workers with 32 images each, so 128 and 2048 examples between two syncs. As there, one epoch is
-7.5 of the paper's. Trainings that both programs need are made once.
+7.5 of the paper's. Trainings that both programs need are made once. With 16 local steps there are
+48 syncs in all, the paper had some 1,600.
 
 1. Epochs: workers are simulated (`simulation.py`), which gives what as many MPI ranks would. The
    rate is searched for each number of local steps with --budget trainings, on a seed that no
@@ -15,9 +16,9 @@ by 4 workers with 32 images each, so 128 and 2048 examples between two syncs. As
 2. Time per epoch: 4 MPI ranks train with `AdasumOptimizer`, 2 on each of two "hosts": network
    namespaces of this machine, joined by links of limited speed (`namespaces.py`). 1, 16 and no
    syncs take turns, an epoch each; the median counts. The hosts share this machine's cores. The
-   weights are 0.13 MB, ResNet-50's 102, and a CPU's step is shorter too: so it is the link's speed
-   that makes the share of the communication like the paper's. The first of --links is chosen for
-   that (an epoch there is 1.30 times faster with 16 local steps), the second is slower.
+   weights are 0.13 MB, ResNet-50's 102, so --links are slower than the paper's 40 Gbit/s: one at
+   which an epoch is about 1.30 times faster with 16 local steps, as in the paper, has the paper's
+   share of communication. Where this machine is busy with other work, these times mean nothing.
 
 Time to accuracy is the product, with the seeds' median. The second part needs root, iproute2 and
 Open MPI; without it the table has epochs alone.
