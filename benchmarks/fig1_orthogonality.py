@@ -10,8 +10,8 @@ after each step. The ResNet is `resnet.py`'s, of 33,410 weights, trained on Fash
 momentum SGD; the BERT `masked_language.py`'s, of two blocks and 43,553 weights, trained by Adam to
 name hidden bytes in the sources of Python's standard library. In each step a worker takes 64 images
 or 16 sequences, and it keeps its own momentum. The rate is constant until 60% of the training, and
-then a tenth; what a momentum of 0.9 holds of the higher rate is down to a tenth 22 steps later, so a
-fall comes late. The measure is the core's own, the one that `AdasumOptimizer.orthogonality` and
+then a tenth; what a momentum of 0.9 holds of the higher rate is down to a tenth 22 steps later, so
+a fall comes late. The measure is the core's own, the one that `AdasumOptimizer.orthogonality` and
 `callbacks.Orthogonality` give, of each weight of a layer by itself.
 
 Takes 6 minutes on one core, with --quick 1. Goes on where it was stopped.
