@@ -11,10 +11,11 @@ of them. The rate is searched for each method and number with the same number of
 (--budget), on a seed that no reported run has. Epochs stay 2, so workers x local steps make the
 number of syncs small: 16 workers with 16 local steps have 14.
 
-Two combinations were sought that win at several local steps: averaging, with the momentum averaged
-as well, and at each sync half of what the last one changed added to the combined change ("outer
+A combination that wins at several local steps as well was sought: averaging, with the momentum
+averaged, and at each sync half of what the last one changed added to the combined change ("outer
 momentum"), or joined with it by Adasum, for each unit of a layer by itself, so that what goes the
-same way is averaged and what does not is added. These were run by 4 and 16 workers.
+same way is averaged and what does not is added. That was run for 4 x 16, 16 x 4 and 16 x 16
+(workers x local steps).
 
 This decides the default of `average_inner_state`, and what docs say about when to use which op.
 
@@ -58,8 +59,8 @@ class Method:
 
 GRID = [Method(op, inner_state) for op in OPS for inner_state in simulation.INNER_STATES]
 COMBINATIONS = [Method("average", "averaged", 0.5, joined_by) for joined_by in simulation.JOINS]
-"""For several local steps, by at most so many workers:"""
-COMBINING_WORKERS = 16
+COMBINED_AT = [(4, 16), (16, 4), (16, 16)]
+"""Workers and local steps."""
 SEARCH_SEED = 1000
 SIDE = 14
 
@@ -98,7 +99,7 @@ def configurations(options: argparse.Namespace) -> list[tuple[int, int, Method]]
         for workers in options.workers
         for local_steps in options.local_steps
         for method in GRID + COMBINATIONS
-        if method in GRID or (local_steps > 1 and workers <= COMBINING_WORKERS)
+        if method in GRID or (workers, local_steps) in COMBINED_AT
     ]
 
 

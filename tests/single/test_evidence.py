@@ -244,10 +244,10 @@ def test_what_figure_6_finds():
 
 
 def test_local_steps_study_from_end_to_end(no_download, tmp_path, capsys):
-    given = ["--quick", "--workers", "2", "--train-images", "256", "--budget", "1"]
+    given = ["--quick", "--train-images", "256", "--budget", "1", "--local-steps", "16"]
     assert local_steps_study.main([*given, "--output", str(tmp_path)]) == 0
     table = capsys.readouterr().out
-    assert "2 x 4" in table and "average, reset" in table and "*" in table
+    assert "4 x 16" in table and "average, reset" in table and "*" in table
     cells = json.loads((tmp_path / "local_steps_study_quick.json").read_text())["cells"]
     methods = [*local_steps_study.GRID, *local_steps_study.COMBINATIONS]
     assert [local_steps_study.Cell(**cell).method for cell in cells] == methods
