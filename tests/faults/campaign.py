@@ -80,6 +80,8 @@ class Result:
     problem: str
     """Nothing where it is as expected; "HANG: ..." where it hung."""
     seconds: float
+    ranks_seconds: float
+    """From the last fault until no rank's process was left; the launcher may stay."""
     code: int | None
     output: str
 
@@ -167,18 +169,19 @@ def run(case: Case, limit: float = LIMIT) -> Result:
             start_new_session=True,
         )
         try:
-            code = process.wait(limit)
-            ended, stacks, left = time.time(), "", _left(folder, 5)
-        except subprocess.TimeoutExpired:
-            code, ended, left = None, time.time(), _left(folder, 0)
-            stacks = _stacks(left)
+            code, ranks_ended = _wait(process, folder, limit)
+            ended, stacks = time.time(), ""
+            left = _left(folder, 0 if code is None else 5)
+            if code is None:
+                stacks = _stacks(left)
         finally:
             for pid in _left(folder, 0):
                 _kill(pid)
             process.wait()
         output.seek(0)
         text = output.read().decode(errors="replace").replace("\0", "") + stacks
-        return judge(case, code, text, read_reports(folder, case.ranks), ended, left)
+        reports = read_reports(folder, case.ranks)
+        return judge(case, code, text, reports, ended, ranks_ended, left)
 
 
 def command(mode: str, ranks: int) -> list[str]:
@@ -213,6 +216,7 @@ def judge(
     output: str,
     reports: expectations.Reports,
     ended: float,
+    ranks_ended: float,
     left: list[int],
 ) -> Result:
     entries = expectations.happened(reports)
@@ -225,7 +229,32 @@ def judge(
     else:
         wrong = expectations.problem(faults, case.mode, code, output, reports)
     seconds = expectations.seconds(entries, outcome, reports, ended) if entries else 0.0
-    return Result(case, [str(fault) for fault in faults], outcome, wrong, seconds, code, output)
+    of_ranks = ranks_ended - max((entry["time"] for entry in entries), default=ranks_ended)
+    happened = [str(fault) for fault in faults]
+    return Result(case, happened, outcome, wrong, seconds, of_ranks, code, output)
+
+
+def _wait(process: subprocess.Popen, folder: str, limit: float) -> tuple[int | None, float]:
+    """The launcher's exit code, None where it is still there at the limit, and when a process of
+    the ranks was last seen.
+    """
+    end, seen = time.monotonic() + limit, time.time()
+    while process.poll() is None and time.monotonic() < end:
+        if any(_is_rank(pid) for pid in _left(folder, 0)):
+            seen = time.time()
+        time.sleep(0.1)
+    return process.poll(), seen
+
+
+def _is_rank(pid: int) -> bool:
+    # What a rank has left behind to end the launcher has the rank's environment, but no output.
+    directory = Path("/proc", str(pid))
+    try:
+        return b"PMIX_RANK=" in (directory / "environ").read_bytes() and "1" in os.listdir(
+            directory / "fd"
+        )
+    except OSError:
+        return False
 
 
 def _left(folder: str, seconds: float) -> list[int]:

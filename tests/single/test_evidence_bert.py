@@ -139,7 +139,6 @@ def test_figure_1_from_end_to_end(little, tmp_path, capsys):
     assert (tmp_path / "fig1_orthogonality_quick.png").stat().st_size > 10_000
 
 
-@pytest.mark.heavy(gib=2)  # half a minute, most of it tracing four graphs
 def test_table_3_from_end_to_end(little, tmp_path, capsys):
     given = ["--quick", "--workers", "2", "--batch", "4", "--steps", "10", "--budget", "1"]
     assert table3.main([*given, "--output", str(tmp_path)]) == 0
