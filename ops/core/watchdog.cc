@@ -146,6 +146,7 @@ void Watchdog::Follow(std::shared_ptr<Transport> transport) {
   std::lock_guard<std::mutex> working(working_mutex_);
   std::lock_guard<std::mutex> lock(mutex_);
   transport_ = std::move(transport);
+  ending_.clear();
 }
 
 void Watchdog::IsEnding() {
@@ -153,7 +154,8 @@ void Watchdog::IsEnding() {
   is_ending_ = true;
 }
 
-// Of ranks that are all ending, the last one to say so learns that the others are.
+// Of ranks that are all ending, the last one to say so learns that the others are; and these do
+// when it asks them, so that they need no answer of one that has left.
 bool Watchdog::OthersGoOn() {
   IsEnding();
   std::lock_guard<std::mutex> working(working_mutex_);
@@ -166,20 +168,18 @@ bool Watchdog::OthersGoOn() {
   const double asked = Now();
   while (true) {
     Answer(*transport);
+    std::set<int> ended = ending_;
     const std::vector<int> lost = transport->KnownLost();
-    bool all_known = true;
-    for (int rank = 0; rank < transport->size(); ++rank) {
-      if (rank == transport->rank() || std::count(lost.begin(), lost.end(), rank)) continue;
-      const auto answer = std::find_if(answers_.begin(), answers_.end(),
-                                       [&](const Note& note) { return note.rank == rank; });
-      if (answer == answers_.end()) {
-        all_known = false;
-      } else if (!answer->is_ending) {
-        return true;
-      }
+    ended.insert(lost.begin(), lost.end());
+    ended.insert(transport->rank());
+    if (static_cast<int>(ended.size()) == transport->size()) return false;
+    for (const Note& answer : answers_) {
+      if (ended.count(answer.rank) == 0) return true;
     }
-    if (all_known) return false;
-    if (Now() - asked > kAnswer) return true;
+    // Where exchanges are revoked none can answer. Then one is to end the others, and these leave
+    // it time to: of a job that several abort at a time, Open MPI's launcher may return 0, or
+    // crash.
+    if (Now() - asked > (IsFirst(*transport) ? kAnswer : 2 * kAnswer)) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 }
@@ -229,6 +229,7 @@ Watchdog::Note Watchdog::Own(int rank) const {
 void Watchdog::Answer(Transport& transport) {
   Note note;
   while (transport.TakeNote(&note, sizeof note)) {
+    if (note.is_ending) ending_.insert(note.rank);
     if (note.is_question) {
       Note own = Own(transport.rank());
       own.question = note.question;

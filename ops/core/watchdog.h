@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -102,6 +103,7 @@ class Watchdog {
   // The thread's own.
   std::vector<Note> answers_;  // of the other ranks, to the last question
   uint64_t question_ = 0;
+  std::set<int> ending_;  // other ranks that have said so
   std::vector<Waiting> waiting_;
   double dead_since_ = 0;
 
