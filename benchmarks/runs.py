@@ -109,7 +109,8 @@ class Spread:
     @staticmethod
     def of(values: Iterable[float]) -> Spread:
         values = list(values)
-        return Spread(statistics.fmean(values), min(values), max(values))
+        # Exactly, so that the mean of equal values is between them.
+        return Spread(statistics.mean(values), min(values), max(values))
 
     def percent(self, digits: int = 1) -> str:
         """`88.1 (87.9-88.4)`, or one number where there was one seed."""
