@@ -101,6 +101,8 @@ def test_spreads():
     assert spread == runs.Spread(0.75, 0.5, 1.0)
     assert spread.percent() == "75.0 (50.0-100.0)"
     assert runs.Spread.of([0.5]).percent(2) == "50.00"
+    # Where 0.1 three times is more than 0.3, a bar from the mean to the most would be negative.
+    assert runs.Spread.of([0.1, 0.1, 0.1]) == runs.Spread(0.1, 0.1, 0.1)
 
 
 def test_data_is_dealt_out():
@@ -215,6 +217,7 @@ def test_differences_are_those_of_the_same_seed():
 
 def test_figure_6_from_end_to_end(no_download, tmp_path, capsys, monkeypatch):
     given = ["--quick", "--workers", "2", "--train-images", "256", "--output", str(tmp_path)]
+    given += ["--search-seeds", "2"]
     assert fig6.main(given) == 0
     first = capsys.readouterr().out
     assert "Adasum, the paper's" in first
@@ -227,6 +230,11 @@ def test_figure_6_from_end_to_end(no_download, tmp_path, capsys, monkeypatch):
         ("sum", 1, False),
         *((op, 2, is_tuned) for op in fig6.OPS for is_tuned in (False, True)),
     }
+    searched = [r["run"]["rate"] for r in figures["runs"] if r["run"]["seed"] >= 1000]
+    # Each rate on both seeds.
+    assert len(searched) == 2 * 2 * len(fig6.OPS) and all(
+        searched.count(r) % 2 == 0 for r in searched
+    )
     assert (tmp_path / "fig6_lenet_quick.png").stat().st_size > 10_000
 
 
