@@ -23,7 +23,7 @@ TEST_EXTRAS = import configparser as c; p = c.ConfigParser(); p.read("setup.cfg"
   print(*p["options.extras_require"]["test"].split())
 
 .PHONY: help setup build demo test reproduce reproduce-quick lint format docs horovod \
-  horovod-wheel bazel release-check clean FORCE
+  horovod-wheel bazel bazel-library release-check clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## Show this text
@@ -74,6 +74,10 @@ $(VENV)/docs/stamp: setup.cfg
 
 docs: $(VENV)/docs/stamp ## Build the documentation as a site, into build/site; warnings are errors
 	$(VENV)/docs/bin/mkdocs build --strict
+
+# Just as the tests do it, so that they find it done: Bazel makes all anew for another PATH.
+bazel-library: build
+	$(WITH_MPI) PYTHON='$(abspath $(PY))' bazel/build.sh
 
 bazel: build ## Build the op library with Bazel, and test it (minutes)
 	@command -v bazel > /dev/null || { echo 'No bazel on PATH; bazel/build.sh names packages.' >&2; exit 1; }
