@@ -270,12 +270,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--models", type=lambda text: text.split(","), help="(resnet,bert)")
     add("--workers", type=int, default=16, help="(16)")
-    add("--syncs", type=int, help="of each training (150 of ResNet, 300 of BERT; quick: 50)")
+    add("--syncs", type=int, help="of each training (150 of ResNet, 300 of BERT; quick: 30)")
     options = parser.parse_args(argv)
     quick = options.quick
     options.seeds = options.seeds or (1 if quick else 3)
     options.models = options.models or list(SETTINGS)
-    options.syncs = options.syncs or (50 if quick else None)
+    options.syncs = options.syncs or (30 if quick else None)
     return options
 
 

@@ -213,14 +213,14 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = report.parser(__doc__)
     add = parser.add_argument
     add("--workers", type=int, help="(64; quick: 16)")
-    add("--every", type=int, help="steps from one measurement to the next (2; quick: 3)")
+    add("--every", type=int, help="steps from one measurement to the next (2; quick: 6)")
     add("--train-images", type=int, help="(60000; quick: 8192)")
     add("--rate", type=float, default=lenet.BASE_RATE, help=f"the highest ({lenet.BASE_RATE})")
     add("--data", default="fashion_mnist", choices=["fashion_mnist", "mnist"])
     add("--seed", type=int, default=0)
     options = parser.parse_args(argv)
     options.workers = options.workers or (16 if options.quick else 64)
-    options.every = options.every or (3 if options.quick else 2)
+    options.every = options.every or (6 if options.quick else 2)
     options.train_images = options.train_images or (8192 if options.quick else 60000)
     return options
 

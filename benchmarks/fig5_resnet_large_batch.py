@@ -195,18 +195,18 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--workers", type=int, default=4, help="(4)")
     add("--batches", type=report.integers, help="of a worker (32,256; quick: 8,64)")
-    add("--epochs", type=int, help="of the schedule (12; quick: 6)")
-    add("--train-images", type=int, help="(8192; quick: 1024)")
-    add("--target", type=float, help="test accuracy (0.86; quick: 0.7)")
-    add("--budget", type=int, help="rates that each search tries (4; quick: 2)")
+    add("--epochs", type=int, help="of the schedule (12; quick: 3)")
+    add("--train-images", type=int, help="(8192; quick: 512)")
+    add("--target", type=float, help="test accuracy (0.86; quick: 0.5)")
+    add("--budget", type=int, help="rates that each search tries (4; quick: 1)")
     options = parser.parse_args(argv)
     quick = options.quick
     options.seeds = options.seeds or (1 if quick else 3)
     options.batches = options.batches or ([8, 64] if quick else [32, 256])
-    options.epochs = options.epochs or (6 if quick else 12)
-    options.train_images = options.train_images or (1024 if quick else 8192)
-    options.target = options.target or (0.7 if quick else 0.86)
-    options.budget = options.budget or (2 if quick else 4)
+    options.epochs = options.epochs or (3 if quick else 12)
+    options.train_images = options.train_images or (512 if quick else 8192)
+    options.target = options.target or (0.5 if quick else 0.86)
+    options.budget = options.budget or (1 if quick else 4)
     return options
 
 

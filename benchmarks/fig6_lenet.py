@@ -215,17 +215,17 @@ def plot(points: Sequence[Point], title: str, path: Path) -> None:
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = runs.parser(__doc__)
     add = parser.add_argument
-    add("--workers", type=report.integers, help="(4,8,16,32; quick: 4,16)")
+    add("--workers", type=report.integers, help="(4,8,16,32; quick: 16)")
     add("--data", default="fashion_mnist", choices=["fashion_mnist", "mnist"])
     add("--epochs", type=int, default=2, help="(2)")
-    add("--train-images", type=int, help="(60000; quick: 4096)")
+    add("--train-images", type=int, help="(60000; quick: 2048)")
     add("--budget", type=int, help="rates that each search tries (6; quick: 2)")
     add("--search-seeds", type=int, help="trainings of each of them (2; quick: 1)")
     options = parser.parse_args(argv)
     quick = options.quick
     options.seeds = options.seeds or (1 if quick else 3)
-    options.workers = options.workers or ([4, 16] if quick else [4, 8, 16, 32])
-    options.train_images = options.train_images or (4096 if quick else 60000)
+    options.workers = options.workers or ([16] if quick else [4, 8, 16, 32])
+    options.train_images = options.train_images or (2048 if quick else 60000)
     options.budget = options.budget or (2 if quick else 6)
     options.search_seeds = options.search_seeds or (1 if quick else 2)
     return options

@@ -217,15 +217,15 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--workers", type=report.integers, help="(4,16,32; quick: 4)")
     add("--local-steps", type=report.integers, help="(1,4,16; quick: 4)")
     add("--data", default="fashion_mnist", choices=["fashion_mnist", "mnist"])
-    add("--train-images", type=int, help="(60000; quick: 4096)")
-    add("--budget", type=int, help="rates that each search tries (6; quick: 2)")
+    add("--train-images", type=int, help="(60000; quick: 2048)")
+    add("--budget", type=int, help="rates that each search tries (6; quick: 1)")
     options = parser.parse_args(argv)
     quick = options.quick
     options.seeds = options.seeds or (1 if quick else 3)
     options.workers = options.workers or ([4] if quick else [4, 16, 32])
     options.local_steps = options.local_steps or ([4] if quick else [1, 4, 16])
-    options.train_images = options.train_images or (4096 if quick else 60000)
-    options.budget = options.budget or (2 if quick else 6)
+    options.train_images = options.train_images or (2048 if quick else 60000)
+    options.budget = options.budget or (1 if quick else 6)
     return options
 
 

@@ -322,13 +322,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--workers", type=int, default=16, help="(16)")
     add("--batch", type=int, default=16, help="sequences of a worker in a step (16)")
-    add("--steps", type=int, help="of a schedule that is not shortened (240; quick: 30)")
-    add("--budget", type=int, help="rates that each search tries (5; quick: 2)")
+    add("--steps", type=int, help="of a schedule that is not shortened (240; quick: 15)")
+    add("--budget", type=int, help="rates that each search tries (5; quick: 1)")
     options = parser.parse_args(argv)
     quick = options.quick
     options.seeds = options.seeds or (1 if quick else 3)
-    options.steps = options.steps or (30 if quick else 240)
-    options.budget = options.budget or (2 if quick else 5)
+    options.steps = options.steps or (15 if quick else 240)
+    options.budget = options.budget or (1 if quick else 5)
     return options
 
 

@@ -176,10 +176,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--workers", type=report.integers, default=[4, 16], help="(4,16)")
     add("--data", default="fashion_mnist", choices=["fashion_mnist", "mnist"])
-    add("--train-images", type=int, help="(60000; quick: 6000)")
+    add("--train-images", type=int, help="(60000; quick: 2000)")
     options = parser.parse_args(argv)
     options.seeds = options.seeds or (1 if options.quick else 3)
-    options.train_images = options.train_images or (6000 if options.quick else 60000)
+    options.train_images = options.train_images or (2000 if options.quick else 60000)
     return options
 
 

@@ -161,7 +161,7 @@ def timed(of):
 
 def test_table_2_from_end_to_end(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(table2, "measure_time", timed({0: 1.5, 1: 2.6, 16: 2.0}))
-    given = [*LITTLE, "--target", "0.15", "--output", str(tmp_path)]
+    given = [*LITTLE, "--target", "0.15", "--links", "400mbit,100mbit", "--output", str(tmp_path)]
     assert table2.main([*given, "--only", "timing"]) == 0
     monkeypatch.setattr(table2, "measure_time", None)
     capsys.readouterr()
@@ -181,7 +181,8 @@ def test_table_2_without_hosts_has_epochs(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(table2, "measure_time", unavailable)
     monkeypatch.setattr(resnet.Trainer, "train", lambda self, run: {"accuracy": [0.5, 0.9]})
-    assert table2.main([*LITTLE, "--target", "0.8", "--output", str(tmp_path)]) == 0
+    given = [*LITTLE, "--target", "0.8", "--links", "400mbit", "--output", str(tmp_path)]
+    assert table2.main(given) == 0
     told = capsys.readouterr()
     assert "need root" in told.err and "2, 2" not in told.out and "Epochs until 80.0%" in told.out
 
