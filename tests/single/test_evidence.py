@@ -371,7 +371,8 @@ def test_errors_against_the_emulation():
 
 
 def test_figure_2_from_end_to_end(no_download, tmp_path, capsys):
-    given = ["--quick", "--workers", "2", "--train-images", "256", "--output", str(tmp_path)]
+    given = ["--quick", "--every", "3", "--workers", "2", "--train-images", "256"]
+    given += ["--output", str(tmp_path)]
     assert fig2.main(given) == 0
     assert "Adasum is nearer than the sum at" in capsys.readouterr().out
     figures = json.loads((tmp_path / "fig2_sequential_emulation_quick.json").read_text())
