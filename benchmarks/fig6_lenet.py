@@ -16,7 +16,7 @@ failed.) Average, the mean of the workers' changes, is added: it is Sum at a low
 rates mean another thing to it. The network is LeNet-5 with ReLU and max pooling (44,426 weights),
 without the dropout of the example that the paper used.
 
-Takes an hour or two on 2 cores, with --quick 3 minutes. Goes on where it was stopped.
+Takes an hour or two on 2 cores, with --quick 1 minute. Goes on where it was stopped.
 
     python benchmarks/fig6_lenet.py
     python benchmarks/fig6_lenet.py --data mnist --workers 16,32 --seeds 5

@@ -19,7 +19,7 @@ same way is averaged and what does not is added. That was run for 4 x 16, 16 x 4
 
 This decides the default of `average_inner_state`, and what docs say about when to use which op.
 
-Takes some 80 minutes on one core, with --quick 2. Goes on where it was stopped.
+Takes some 80 minutes on one core, with --quick 1. Goes on where it was stopped.
 
     python benchmarks/local_steps_study.py
     python benchmarks/local_steps_study.py --workers 4 --local-steps 16

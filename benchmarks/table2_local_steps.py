@@ -23,7 +23,7 @@ by 4 workers with 32 images each, so 128 and 2048 examples between two syncs. As
 Time to accuracy is the product, with the seeds' median. The second part needs root, iproute2 and
 Open MPI; without it the table has epochs alone.
 
-Takes some 15 minutes on one core and then 3 on two, with --quick 2. Goes on where it was stopped.
+Takes some 15 minutes on one core and then 3 on two, with --quick 1. Goes on where it was stopped.
 
     sudo python benchmarks/table2_local_steps.py
     sudo python benchmarks/table2_local_steps.py --only timing --links 1gbit,200mbit,50mbit
